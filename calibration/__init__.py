@@ -1,0 +1,1 @@
+"""Calibration of survival estimates and measured latencies."""

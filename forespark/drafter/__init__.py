@@ -1,0 +1,1 @@
+"""The variable-length packed drafter (vLLM adapter)."""

@@ -1,0 +1,1 @@
+"""Pre-draft and post-draft acceptance estimators."""

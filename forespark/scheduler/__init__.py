@@ -1,0 +1,1 @@
+"""The scheduler: rewards, concave envelopes and the joint choice of draft and verify budgets."""

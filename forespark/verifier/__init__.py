@@ -1,0 +1,1 @@
+"""The verification budget distributor (vLLM adapter)."""

@@ -1,0 +1,1 @@
+"""Training of the drafter and both estimators with speculators."""
