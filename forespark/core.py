@@ -22,8 +22,9 @@ class LatencyTable:
     `sizes` (int64 [m], ascending, >= 1) are measured token counts and `ms` (float64 [m], positive,
     non-decreasing) their latency in milliseconds. Up to `captured_limit` a count is padded to the
     next measured size, so it costs what that size costs; above it nothing pads and the cost is
-    interpolated linearly (extrapolated with the last slope past the largest size). Zero tokens
-    cost nothing: the stage is not launched.
+    interpolated linearly. Past the largest size the last slope continues; where that slope is zero
+    or unknown (one size) the price grows in proportion to the tokens, because an unmeasured shape
+    that looks free is the costlier mistake. Zero tokens cost nothing: the stage is not launched.
 
     Raises ValueError when the arrays are empty, of different length, not finite, not positive,
     not ascending or decreasing.
@@ -71,11 +72,26 @@ class LatencyTable:
             above = slice(int(smooth_from[0]), None)
             line = np.interp(count, self.sizes[above], self.ms[above])
             stepped = np.where(count > self.captured_limit, line, stepped)
+        slope = 0.0
         if last > 0:
             slope = (self.ms[-1] - self.ms[-2]) / (self.sizes[-1] - self.sizes[-2])
-            beyond = self.ms[-1] + slope * (count - self.sizes[-1])
-            stepped = np.where(count > self.sizes[-1], beyond, stepped)
+        if slope <= 0:
+            slope = self.ms[-1] / self.sizes[-1]
+        beyond = self.ms[-1] + slope * (count - self.sizes[-1])
+        stepped = np.where(count > self.sizes[-1], beyond, stepped)
         return np.where(count <= 0, 0.0, stepped)
+
+    def dense(self, max_tokens: int) -> FloatArray:
+        """float64 [>= max_tokens + 1], read-only: `at` of 0, 1, 2, ... tokens, kept between calls.
+
+        The host prices every budget of a step as one slice of it, without a search.
+        """
+        held: FloatArray | None = self.__dict__.get("_dense")
+        if held is None or held.size <= max_tokens:
+            held = self.at(np.arange(max(1024, 2 * (max_tokens + 1))))
+            held.setflags(write=False)
+            object.__setattr__(self, "_dense", held)
+        return held
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,24 @@ class StepInputs:
     num_emit: int  # requests that sample a token this step
     num_non_draft_tokens: int  # N: anchors plus prefill tokens of the verification step
     min_draft_len: int = 0  # drafted tokens every eligible request gets while D > 0
+
+
+@dataclass(frozen=True)
+class VerifyInputs:
+    """What the host knows when it re-plans B: the draft is launched, the verification is not.
+
+    `scores` are whatever source the policy names (last step's g, or post-draft survival with -inf
+    where nothing was drafted); rows are the requests still present.
+    """
+
+    scores: FloatArray  # [n, K] non-increasing in a row
+    draft_limits: IntArray  # [n] most drafted tokens each present request can hold, 0..K
+    num_emit: int  # requests that sample a token this step
+    num_non_draft_tokens: int  # N of the verification step as it will run
+    draft_budget: int  # D drafted, also for requests that left since
+    num_drafted_reqs: int  # anchor rows of the launched draft, so it ran D + this many tokens
+    verify_cap: int  # drafted tokens still present: B never exceeds it
+    min_draft_len: int = 0  # the floor the draft was planned with
 
 
 @dataclass(frozen=True)
@@ -110,12 +144,13 @@ class Candidate:
 
     plan: Plan
     predicted_tokens: float
-    predicted_ms: float
+    predicted_ms: float  # drafting plus verification; NaN without a profile
+    draft_ms: float = 0.0  # the drafting part of predicted_ms
 
     @property
     def goodput(self) -> float:
-        """Expected emitted tokens per millisecond."""
-        return self.predicted_tokens / self.predicted_ms
+        """Expected emitted tokens per millisecond; 0 for a step that runs nothing."""
+        return self.predicted_tokens / self.predicted_ms if self.predicted_ms else 0.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +164,8 @@ class Decision:
     num_reqs: int = 0
     num_non_draft_tokens: int = 0
     notes: tuple[str, ...] = field(default=())
+    alternatives: tuple[tuple[str, Candidate], ...] = ()  # (name, price) of the plans compared
+    max_draft_len: int | None = None  # cap on every draft of the step; None: the request's limit
 
     @property
     def plan(self) -> Plan:

@@ -1,0 +1,89 @@
+"""What every budget of one step costs, as two slices of the latency tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forespark.core import Candidate, FloatArray, LatencyTable, Plan, StepInputs, VerifyInputs
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Milliseconds by budget: `draft_ms[D]` (0 for D = 0: nothing is launched), `verify_ms[B]`."""
+
+    draft_ms: FloatArray  # float64 [>= D_max + 1], never decreasing
+    verify_ms: FloatArray  # float64 [>= D_max + 1], never decreasing
+    num_emit: int
+
+    @classmethod
+    def of_step(
+        cls, inputs: StepInputs, max_draft: int, draft: LatencyTable, verify: LatencyTable
+    ) -> Prices:
+        """Prices of D, B = 0..max_draft for a step not started."""
+        return cls._slices(
+            max_draft,
+            len(inputs.draft_limits),
+            inputs.num_non_draft_tokens,
+            inputs.num_emit,
+            draft,
+            verify,
+        )
+
+    @classmethod
+    def of_verification(
+        cls, inputs: VerifyInputs, draft: LatencyTable, verify: LatencyTable
+    ) -> Prices:
+        """Prices of B = 0..D for a draft that was launched with `num_drafted_reqs` anchors."""
+        return cls._slices(
+            inputs.draft_budget,
+            inputs.num_drafted_reqs,
+            inputs.num_non_draft_tokens,
+            inputs.num_emit,
+            draft,
+            verify,
+        )
+
+    @classmethod
+    def _slices(
+        cls,
+        max_draft: int,
+        anchors: int,
+        non_draft: int,
+        num_emit: int,
+        draft: LatencyTable,
+        verify: LatencyTable,
+    ) -> Prices:
+        if non_draft < 1 and max_draft:
+            raise ValueError(
+                f"num_non_draft_tokens must be >= 1 in a step that drafts, got {non_draft}: "
+                "every decoding request verifies its anchor"
+            )
+        draft_ms = draft.dense(anchors + max_draft)[anchors : anchors + max_draft + 1].copy()
+        draft_ms[0] = 0.0
+        verify_ms = verify.dense(non_draft + max_draft)[non_draft : non_draft + max_draft + 1]
+        return cls(draft_ms, verify_ms, num_emit)
+
+    def candidate(self, draft_budget: int, verify_budget: int, gain: float) -> Candidate:
+        """The priced plan that expects `gain` accepted tokens beyond the guaranteed ones."""
+        draft_ms = float(self.draft_ms[draft_budget])
+        return Candidate(
+            Plan(draft_budget, verify_budget),
+            self.num_emit + gain,
+            draft_ms + float(self.verify_ms[verify_budget]),
+            draft_ms,
+        )
+
+
+def step_ends(ms: FloatArray, low: int, high: int, at_most: int) -> np.typing.NDArray[np.int64]:
+    """int64 [<= at_most + 1]: budgets low..high after which the price rises, evenly thinned out.
+
+    `high` is always among them.
+    """
+    window = ms[low : high + 1]
+    ends = np.append(np.flatnonzero(window[1:] > window[:-1]), window.size - 1) + low
+    if ends.size > at_most:
+        keep = np.linspace(0, ends.size - 1, at_most).round().astype(np.int64)
+        ends = ends[keep]
+    return ends
