@@ -125,7 +125,7 @@ class VerifyInputs:
 
 @dataclass(frozen=True)
 class Plan:
-    """The two budgets of a step: `draft_budget` D tokens drafted, `verify_budget` B <= D verified."""
+    """The budgets of a step: `draft_budget` D tokens drafted, `verify_budget` B <= D verified."""
 
     draft_budget: int
     verify_budget: int

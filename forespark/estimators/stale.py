@@ -39,7 +39,7 @@ class StaleScores:
         self._owner = np.zeros(max_num_reqs, dtype=np.int64)
 
     def mark_new(self, slot: int) -> None:
-        """A request was admitted into `slot`: forget the last owner's scores, also those in flight."""
+        """A request was admitted into `slot`: forget the last owner's scores, in flight too."""
         self._known[slot] = False
         self._owner[slot] += 1
 

@@ -74,9 +74,7 @@ def goodput_lost(
     return 1.0 - price_plan(chosen, inputs, draft, verify) / best.goodput
 
 
-def price_plan(
-    plan: Plan, inputs: StepInputs, draft: LatencyTable, verify: LatencyTable
-) -> float:
+def price_plan(plan: Plan, inputs: StepInputs, draft: LatencyTable, verify: LatencyTable) -> float:
     """Goodput (tokens per ms) of any plan under the objective of equation 4."""
     position = np.arange(np.shape(inputs.scores)[1])
     eligible = position < np.asarray(inputs.draft_limits)[:, None]

@@ -14,36 +14,42 @@ from forespark.core import Candidate, FloatArray, IntArray
 from forespark.scheduler.pool import Pool
 from forespark.scheduler.prices import Prices, step_ends
 
-GRID = 96  # candidates per axis and round: bounds the grid to 9,216 cells
+GRID = 64  # candidates per axis and round, so a round prices at most GRID * 2 GRID cells
 
 
 def search_with_floors(prices: Prices, pool: Pool) -> tuple[Candidate, ...]:
-    """The best plan with D >= F, and the best other plan seen in the last round (if any)."""
+    """The best plan with D >= F, then the best other plan that was priced (if any)."""
     value = _Value(pool)
     drafts, verifies = (pool.floors.size, pool.total), (0, pool.total)
+    found: list[Candidate] = []
     while True:
         draft = step_ends(prices.draft_ms, *drafts, GRID)
-        verify = _with_diagonal(step_ends(prices.verify_ms, *verifies, GRID), draft)
+        verify_ends = step_ends(prices.verify_ms, *verifies, GRID)
+        # B = D is the largest feasible B where the verify bucket reaches beyond the draft.
+        verify = np.union1d(verify_ends, draft)
         gain = value.at(draft, verify)
         ms = prices.draft_ms[draft][:, None] + prices.verify_ms[verify]
         goodput = np.where(verify <= draft[:, None], (prices.num_emit + gain) / ms, -1.0)
-        row, column = np.unravel_index(int(goodput.argmax()), goodput.shape)
-        window = _around(draft, int(row), drafts), _around(verify, int(column), verifies)
-        if window == (drafts, verifies) or (draft.size < GRID and verify.size < GRID):
+        row, column = divmod(int(goodput.argmax()), verify.size)
+        for at_row, at_column in ((row, column), _second(goodput, row, column)):
+            if goodput[at_row, at_column] >= 0:
+                budgets = int(draft[at_row]), int(verify[at_column])
+                found.append(prices.candidate(*budgets, float(gain[at_row, at_column])))
+        window = _around(draft, row, drafts), _around(verify, column, verifies)
+        complete = draft.size < GRID and verify_ends.size < GRID
+        if complete or window == (drafts, verifies):
             break
         drafts, verifies = window
-    best = prices.candidate(int(draft[row]), int(verify[column]), float(gain[row, column]))
-    goodput[row, column] = -1.0
-    row, column = np.unravel_index(int(goodput.argmax()), goodput.shape)
-    if goodput[row, column] < 0:
-        return (best,)
-    other = prices.candidate(int(draft[row]), int(verify[column]), float(gain[row, column]))
-    return (best, other)
+    found.sort(key=lambda plan: -plan.goodput)
+    return (found[0], *(plan for plan in found[1:] if plan.plan != found[0].plan))[:2]
 
 
-def _with_diagonal(verify: IntArray, draft: IntArray) -> IntArray:
-    """B = D is the largest feasible B when the verify bucket reaches beyond the draft."""
-    return np.union1d(verify, draft)
+def _second(goodput: FloatArray, row: int, column: int) -> tuple[int, int]:
+    """Cell of the highest goodput besides (row, column)."""
+    others = goodput.copy()
+    others[row, column] = -1.0
+    row, column = divmod(int(others.argmax()), goodput.shape[1])
+    return row, column
 
 
 def _around(candidates: IntArray, best: int, bounds: tuple[int, int]) -> tuple[int, int]:

@@ -25,7 +25,6 @@ from forespark.core import (
     Decision,
     FloatArray,
     LatencyTable,
-    Plan,
     StepInputs,
     VerifyInputs,
 )

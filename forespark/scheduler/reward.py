@@ -13,7 +13,7 @@ from forespark.core import FloatArray
 
 
 def reward(curves: torch.Tensor) -> torch.Tensor:
-    """f32 [n, K + 1] expected accepted tokens per length, from S [n, K, K] (row d - 1, column j - 1).
+    """f32 [n, K + 1] expected accepted tokens by length, of S [n, K, K] (d - 1, j - 1).
 
     Columns j > d are ignored, whatever they hold. Runs on the device of `curves`, without a sync.
     """
