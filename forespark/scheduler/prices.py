@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from forespark.core import Candidate, FloatArray, LatencyTable, Plan, StepInputs, VerifyInputs
 
 
@@ -74,16 +72,3 @@ class Prices:
             draft_ms + float(self.verify_ms[verify_budget]),
             draft_ms,
         )
-
-
-def step_ends(ms: FloatArray, low: int, high: int, at_most: int) -> np.typing.NDArray[np.int64]:
-    """int64 [<= at_most + 1]: budgets low..high after which the price rises, evenly thinned out.
-
-    `high` is always among them.
-    """
-    window = ms[low : high + 1]
-    ends = np.append(np.flatnonzero(window[1:] > window[:-1]), window.size - 1) + low
-    if ends.size > at_most:
-        keep = np.linspace(0, ends.size - 1, at_most).round().astype(np.int64)
-        ends = ends[keep]
-    return ends
