@@ -1,0 +1,51 @@
+"""The loss curve as JSON lines, kept consistent when a run resumes from an earlier step."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+
+class History(logging.Handler):
+    """Handler of speculators' metric logger: one line per logged step."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._latest: dict[str, Any] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append the training metrics of one step."""
+        message = record.msg
+        if not isinstance(message, dict) or "train" not in message:
+            return
+        self._latest = {"step": message["global_step"], "lr": message["lr"], **message["train"]}
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(self._latest) + "\n")
+
+    def keep_before(self, step: int) -> None:
+        """Forget steps at or after `step`: a resumed run writes them again."""
+        kept = [row for row in self.rows() if row["step"] < step]
+        temporary = self.path.with_name(f".{self.path.name}.tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        os.replace(temporary, self.path)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All lines written so far."""
+        if not self.path.is_file():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def last(self) -> dict[str, Any]:
+        """The newest line, or nothing."""
+        rows = self.rows()
+        return rows[-1] if rows else {}
+
+    def line(self) -> str:
+        """The newest losses in a few words."""
+        names = ("loss", "unary_loss", "selector_loss", "pre_draft_loss", "post_draft_loss")
+        shown = [f"{n} {self._latest[n]:.4f}" for n in names if n in self._latest]
+        return " ".join(shown)

@@ -1,0 +1,181 @@
+"""Preparing a set: prompts, the target's own answers to them, token rows (section A, Training)."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from forespark.training.corpus import stdlib_prompts
+from forespark.training.prompts import read_prompts
+from forespark.training.recipe import Recipe
+from forespark.training.rows import Row, identity, matches, save_rows
+from forespark.training.target import Target
+from transformers import AutoTokenizer, GenerationConfig
+
+Say = Callable[[str], None]
+
+
+def prepare(recipe: Recipe, say: Say = print) -> Path:
+    """Make the prepared set of `recipe`, or reuse the one that is there; return its folder."""
+    train, heldout, dropped = _prompts(recipe)
+    say(f"prompts: {len(train)} train, {len(heldout)} held-out; dropped: {dict(dropped) or 'none'}")
+    wanted = identity(recipe.target, recipe.generate.model_dump(), [*train, *heldout])
+    if matches(recipe.prepared, wanted):
+        say(f"prepared: {recipe.prepared} matches, nothing to do")
+        return recipe.prepared
+    encode = Encoder(recipe)
+    splits = {}
+    for name, conversations in (("heldout", heldout), ("train", train)):
+        kept = encode(conversations, dropped)
+        answers = _answer(recipe, kept, sampled=name == "train", say=say)
+        splits[name] = [
+            Row(ids + answer, [0] * len(ids) + [1] * len(answer))
+            for ids, answer in zip(kept, answers, strict=False)
+            if len(answer) >= 2
+        ]
+        dropped["answers shorter than 2 tokens"] += len(answers) - len(splits[name])
+        if not splits[name]:
+            raise ValueError(f"prepared: no {name} row is left ({dict(dropped)})")
+    tokens = sum(sum(row.loss_mask) for row in splits["train"])
+    say(
+        f"prepared: {len(splits['train'])} train rows with {tokens} answer tokens, "
+        f"{len(splits['heldout'])} held-out rows; dropped: {dict(dropped)}"
+    )
+    save_rows(recipe.prepared, splits, wanted)
+    return recipe.prepared
+
+
+def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Counter[str]]:
+    """Training and held-out conversations, disjoint, with the counts of what was dropped."""
+    config = recipe.prompts
+    dropped: Counter[str] = Counter()
+
+    def read(source: str) -> list[list[str]]:
+        if source == "stdlib":
+            return [[prompt] for prompt in stdlib_prompts()]
+        result = read_prompts(source)
+        dropped.update(result.dropped)
+        return result.conversations
+
+    conversations = read(config.source)
+    if config.heldout_source:
+        heldout = read(config.heldout_source)[: config.heldout]
+        train = conversations
+    else:
+        heldout, train = conversations[: config.heldout], conversations[config.heldout :]
+    secret = {turns[0] for turns in heldout}
+    kept = [turns for turns in train if turns[0] not in secret]
+    if len(kept) < len(train):
+        dropped["also held out"] += len(train) - len(kept)
+    if not kept:
+        raise ValueError(
+            f"prompts: {config.source} leaves no training prompt beside {len(heldout)} held-out; "
+            "lower prompts.heldout or add prompts"
+        )
+    return kept[: config.train], heldout, dropped
+
+
+class Encoder:
+    """First turns of conversations to prompt ids through the target's chat template."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(recipe.target)
+        self.limit = recipe.prompts.max_prompt_tokens
+        self.system = recipe.generate.system
+
+    def __call__(self, conversations: list[list[str]], dropped: Counter[str]) -> list[list[int]]:
+        """Prompt ids; conversations over the length limit are counted in `dropped`."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        result = []
+        for turns in conversations:
+            text = self.tokenizer.apply_chat_template(
+                [*system, {"role": "user", "content": turns[0]}],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if len(ids) > self.limit:
+                dropped[f"prompts over {self.limit} tokens"] += 1
+            else:
+                result.append(ids)
+        return result
+
+
+def end_tokens(target: str | Path) -> set[int]:
+    """Ids that end an answer: the generation config's, or the tokenizer's end token."""
+    if (Path(target) / "generation_config.json").is_file():
+        found: Any = GenerationConfig.from_pretrained(str(target)).eos_token_id
+        if found is not None:
+            return set(found if isinstance(found, list) else [found])
+    return {AutoTokenizer.from_pretrained(target).eos_token_id}
+
+
+def _answer(
+    recipe: Recipe, prompts: list[list[int]], *, sampled: bool, say: Say
+) -> list[list[int]]:
+    """Answers in prompt order; fewer than prompts when `generate.seconds` ran out."""
+    config = recipe.generate
+    chooser = random.Random(config.seed)
+    temperatures = [
+        config.temperature if sampled and chooser.random() < config.sampled_share else 0.0
+        for _ in prompts
+    ]
+    if config.engine == "vllm":
+        return _answer_with_engine(recipe, prompts, temperatures, sampled=sampled)
+    if any(temperatures):
+        raise ValueError("generate.sampled_share: engine hf is greedy only; set it to 0")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = Target(recipe.target, [], device)
+    ends = end_tokens(recipe.target)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    answers: dict[int, list[int]] = {}
+    started = time.monotonic()
+    for start in range(0, len(order), config.batch_size):
+        batch = order[start : start + config.batch_size]
+        rows = target.greedy([prompts[i] for i in batch], config.max_new_tokens, ends)
+        answers.update(zip(batch, rows, strict=True))
+        spent = time.monotonic() - started
+        left = spent * (len(order) - len(answers)) / len(answers)
+        tokens = sum(map(len, answers.values()))
+        rate = f"{tokens / spent:.0f} tokens/s, {left:.0f} s left"
+        say(f"answers: {len(answers)}/{len(order)}, {rate}")
+    return [answers[i] for i in range(len(prompts))]
+
+
+def _answer_with_engine(
+    recipe: Recipe, prompts: list[list[int]], temperatures: list[float], *, sampled: bool
+) -> list[list[int]]:
+    """Answers from vLLM in a process of its own, whose memory is free again afterwards."""
+    folder = Path(recipe.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    request, reply = folder / "generate-request.pt", folder / "generate-reply.pt"
+    reply.unlink(missing_ok=True)
+    config = recipe.generate
+    torch.save(
+        {
+            "model": recipe.target,
+            "prompts": prompts,
+            "temperatures": temperatures,
+            "max_tokens": config.max_new_tokens,
+            "max_num_seqs": config.max_num_seqs,
+            "seconds": config.seconds if sampled else None,
+            "seed": config.seed,
+        },
+        request,
+    )
+    command = [sys.executable, "-m", "forespark.training.engine", "generate", request, reply]
+    code = subprocess.run([str(part) for part in command], check=False).returncode
+    if code or not reply.is_file():
+        raise ValueError(
+            f"generate: the vLLM process ended with status {code}; its output is above, prepared "
+            "data and checkpoints are as they were"
+        )
+    answers: list[list[int]] = torch.load(reply, weights_only=True)
+    return answers

@@ -1,0 +1,95 @@
+"""A prepared set: token rows with loss masks, and the identity of what they were made from.
+
+Rows are a `datasets` folder with speculators' columns (`input_ids`, `loss_mask`, `seq_len`), so
+speculators' own tools read them too. `identity.json` names target, sampling and prompts: a set is
+reused only when all of it matches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, load_from_disk
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation: prompt and answer tokens, 1 in `loss_mask` on answer tokens."""
+
+    input_ids: list[int]
+    loss_mask: list[int]
+
+
+def identity(
+    target: str | Path, sampling: dict[str, Any], prompts: list[list[str]]
+) -> dict[str, Any]:
+    """What a prepared set depends on; any difference means the answers may differ."""
+    folder = Path(target)
+    weights = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
+        weights.update(file.read_bytes())
+    tokenizer = hashlib.sha256()
+    for name in ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            tokenizer.update((folder / name).read_bytes())
+    text = json.dumps(prompts, ensure_ascii=False).encode()
+    return {
+        "schema": 1,
+        "target_sha256": weights.hexdigest(),
+        "tokenizer_sha256": tokenizer.hexdigest(),
+        "prompts_sha256": hashlib.sha256(text).hexdigest(),
+        **{f"sampling.{key}": value for key, value in sorted(sampling.items())},
+    }
+
+
+def save_rows(
+    folder: str | Path, splits: dict[str, list[Row]], identity_record: dict[str, Any]
+) -> None:
+    """Write all splits beside the final place, then swap, so a kill leaves the old set whole."""
+    folder = Path(folder)
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, rows in splits.items():
+        Dataset.from_dict(
+            {
+                "input_ids": [row.input_ids for row in rows],
+                "loss_mask": [row.loss_mask for row in rows],
+                "seq_len": [len(row.input_ids) for row in rows],
+            }
+        ).save_to_disk(str(temporary / name))
+    (temporary / "identity.json").write_text(json.dumps(identity_record, indent=2) + "\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+
+
+def load_rows(folder: str | Path, split: str) -> list[Row]:
+    """Rows of one split, in their prepared order."""
+    data = load_from_disk(str(Path(folder) / split))
+    return [
+        Row(list(ids), list(mask))
+        for ids, mask in zip(data["input_ids"], data["loss_mask"], strict=True)
+    ]
+
+
+def matches(folder: str | Path, wanted: dict[str, Any]) -> bool:
+    """True when `folder` holds exactly the wanted set; ValueError when it holds another one."""
+    file = Path(folder) / "identity.json"
+    if not file.is_file():
+        return False
+    found = json.loads(file.read_text())
+    differing = [k for k in sorted(wanted.keys() | found.keys()) if wanted.get(k) != found.get(k)]
+    if differing:
+        key = differing[0]
+        raise ValueError(
+            f"prepared: {folder} was made with {key} = {found.get(key)!r}, the recipe asks for "
+            f"{wanted.get(key)!r} ({len(differing)} differences); prepare into another folder or "
+            "remove this one"
+        )
+    return True
