@@ -8,6 +8,7 @@ an attribute that is already patched is an error, because the second would silen
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -68,11 +69,8 @@ class Patch:
             raise PatchConflictError(
                 f"{self.name} is already patched ({active.patch.reason}); refused: {self.reason}"
             )
-        # The class dictionary keeps staticmethod and property objects whole.
-        original = vars(owner).get(self.attribute, MISSING)
-        inherited = original is MISSING
-        if inherited:
-            original = getattr(owner, self.attribute, MISSING)
+        original = inspect.getattr_static(owner, self.attribute, MISSING)
+        inherited = self.attribute not in vars(owner)
         if original is MISSING and not self.create:
             raise AttributeError(f"{self.name} does not exist upstream; needed to: {self.reason}")
         value = self.replacement if self.wrap is None else self.wrap(original)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from forespark.cpu_mode import norms
 from forespark.patching import Patch
 
 
@@ -71,6 +72,21 @@ def _register_overrides(upstream: classmethod) -> classmethod:
     return classmethod(register_triton_kernel_overrides)
 
 
+def _import_ir_kernels(upstream: classmethod) -> classmethod:
+    def import_ir_kernels(cls: type) -> None:
+        upstream.__func__(cls)
+        norms.register_norms()
+
+    return classmethod(import_ir_kernels)
+
+
+def _ir_op_priority(upstream: classmethod) -> classmethod:
+    def get_default_ir_op_priority(cls: type, vllm_config: Any) -> Any:
+        return norms.norm_priority(vllm_config, upstream.__func__(cls, vllm_config))
+
+    return classmethod(get_default_ir_op_priority)
+
+
 def host_patches() -> list[Patch]:
     """The patches of every process, as typed records."""
     return [
@@ -97,5 +113,17 @@ def host_patches() -> list[Patch]:
             "register_triton_kernel_overrides",
             "only the V1 runner's kernels have CPU implementations; add those of the V2 runner",
             wrap=_register_overrides,
+        ),
+        Patch(
+            "vllm.platforms.cpu:CpuPlatform",
+            "import_ir_kernels",
+            "the CPU build's C++ norms are not registered for a CPU",
+            wrap=_import_ir_kernels,
+        ),
+        Patch(
+            "vllm.platforms.cpu:CpuPlatform",
+            "get_default_ir_op_priority",
+            "norms run as ten small torch operations each when nothing compiles the model",
+            wrap=_ir_op_priority,
         ),
     ]
