@@ -2,9 +2,9 @@
 
 The floors are drafted whatever they are worth, so B no longer determines D: the tokens verified are
 the B best of (floors + the D - F best others). The search starts from the best plan that drafts
-exactly what its B best tokens need. That plan's goodput x bounds the rest: a (D, B) can only beat it
-if n_emit + G(B) - x T_verify(N + B) > x T_draft(D + n), where G(B), the B best of the whole pool, is
-at least what the floors leave. The bucket ends that pass are priced as a grid. Only in the
+exactly what its B best tokens need. That plan's goodput x bounds the rest: a (D, B) can only beat
+it if n_emit + G(B) - x T_verify(N + B) > x T_draft(D + n), where G(B), the B best of the whole
+pool, is at least what the floors leave. The bucket ends that pass are priced as a grid. Only in the
 interpolated region can there be too many; they are thinned evenly and the best one is refined.
 """
 

@@ -64,7 +64,7 @@ def test_concave_rewards_are_left_unchanged():
 def test_a_late_gain_is_spread_over_the_tokens_before_it():
     """Would catch a greedy rule that stops at a worthless second token before a good third."""
     scores = envelope_scores(torch.tensor([[0.0, 0.6, 0.6, 1.6]]))
-    torch.testing.assert_close(scores, torch.full((1, 3), 1.6 / 3))
+    torch.testing.assert_close(scores, torch.tensor([[0.6, 0.5, 0.5]]))
 
 
 def test_scores_past_the_peak_are_zero():
