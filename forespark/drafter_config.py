@@ -28,6 +28,15 @@ class DrafterFacts:
     target_layer_ids: tuple[int, ...]  # 0-based target layers whose outputs it reads
     num_target_layers: int | None  # layers of the target it was trained for, if stated
 
+    def check_tokens(self, num_speculative_tokens: int) -> None:
+        """Raise ValueError, one line, when K is more than the drafter was trained for."""
+        if num_speculative_tokens > self.max_tokens:
+            raise ValueError(
+                f"num_speculative_tokens: {num_speculative_tokens} is more than the "
+                f"{self.max_tokens} that {self.where} was trained for (block_size "
+                f"{self.block_size}); use 1..{self.max_tokens}"
+            )
+
 
 @dataclass(frozen=True)
 class TargetFacts:
@@ -136,12 +145,7 @@ def _layer_ids(config: Mapping[str, Any], key: str, where: str, shift: int) -> t
 
 def check_drafter(drafter: DrafterFacts, target: TargetFacts, num_speculative_tokens: int) -> None:
     """Raise ValueError, one line, when the drafter cannot serve this target at this K."""
-    if num_speculative_tokens > drafter.max_tokens:
-        raise ValueError(
-            f"num_speculative_tokens: {num_speculative_tokens} is more than the "
-            f"{drafter.max_tokens} that {drafter.where} was trained for (block_size "
-            f"{drafter.block_size}); use 1..{drafter.max_tokens}"
-        )
+    drafter.check_tokens(num_speculative_tokens)
     for name, drafter_has, target_has in (
         ("hidden size", drafter.hidden_size, target.hidden_size),
         ("vocabulary", drafter.vocab_size, target.vocab_size),

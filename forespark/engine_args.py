@@ -129,6 +129,7 @@ def _split_settings(original: Callable[..., Any]) -> Callable[..., Any]:
             check_drafter_options(config)
             facts = load_facts(config)
             config = config.with_tokens(config.num_speculative_tokens or facts.default_tokens)
+            facts.check_tokens(config.num_speculative_tokens or 0)
         self.additional_config = {**(self.additional_config or {}), SETTINGS_KEY: config.settings()}
         self.speculative_config = config.to_vllm()
         vllm_config = original(self, *args, **kwargs)
