@@ -151,11 +151,14 @@ def test_a_large_gain_passes_both_guards():
 
 
 def test_full_blocks_below_the_first_margin_are_never_fallen_back_to():
-    """Would catch guard precedence that trades a good plan for one worse than not speculating."""
-    step = inputs(geometric([0.8, 0.1, 0.1, 0.1]))
-    draft = table([8, 64], [0.5, 60.0])
-    decision = plan_joint(step, draft, VERIFY, 0.3)
-    assert decision.plan.draft_budget == 4
+    """Would catch guard precedence that trades a good plan for one that guard 1 would refuse.
+
+    No speculation earns 0.100 tokens/ms, D = 4 0.138 and full blocks 0.120: within 30 % of D = 4,
+    but not 30 % above no speculation.
+    """
+    step = inputs(geometric([0.5]))
+    decision = plan_joint(step, table([5, 16], [4.0, 6.6]), table([16], [10.0]), 0.3)
+    assert decision.plan == Plan(4, 4)
     assert decision.guard is None
 
 
