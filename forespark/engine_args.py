@@ -123,31 +123,24 @@ def _split_settings(original: Callable[..., Any]) -> Callable[..., Any]:
         config = _take_settings(self)
         if config is None:
             return original(self, *args, **kwargs)
-        facts = None
         if config.scheduler.policy != "off":
             check_combination(self)
             check_drafter_options(config)
             facts = load_facts(config)
-            config = config.with_tokens(config.num_speculative_tokens or facts.default_tokens)
-            facts.check_tokens(config.num_speculative_tokens or 0)
+            tokens = config.num_speculative_tokens or facts.default_tokens
+            facts.check_tokens(tokens)
+            config = config.with_tokens(tokens)
         self.additional_config = {**(self.additional_config or {}), SETTINGS_KEY: config.settings()}
         self.speculative_config = config.to_vllm()
         vllm_config = original(self, *args, **kwargs)
-        if facts is not None:
-            _check_built(vllm_config, config, facts)
+        if self.speculative_config is not None:
+            _check_built(vllm_config, config)
         return vllm_config
 
     return create_engine_config
 
 
-def _check_built(vllm_config: Any, config: ForeSparkConfig, facts: DrafterFacts) -> None:
-    model = vllm_config.model_config
-    target = TargetFacts(
-        hidden_size=model.get_hidden_size(),
-        vocab_size=model.get_vocab_size(),
-        num_layers=model.get_total_num_hidden_layers(),
-    )
-    check_drafter(facts, target, vllm_config.speculative_config.num_speculative_tokens)
+def _check_built(vllm_config: Any, config: ForeSparkConfig) -> None:
     if not vllm_config.use_v2_model_runner:
         raise ValueError(
             "method: forespark needs vLLM's V2 model runner, and this configuration selects V1 "
@@ -156,6 +149,24 @@ def _check_built(vllm_config: Any, config: ForeSparkConfig, facts: DrafterFacts)
     if config.drafter.kv_cache_dtype == "auto" and vllm_config.cache_config.cache_dtype != "auto":
         # Left unset, the drafter would inherit the target's quantised cache.
         vllm_config.speculative_config.kv_cache_dtype = "auto"
+
+
+def _check_target(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_speculative_config(
+        self: Any, target_model_config: Any, *args: Any, **kw: Any
+    ) -> Any:
+        config = active_config(self.additional_config)
+        if config is not None and self.speculative_config is not None:
+            target = TargetFacts(
+                hidden_size=target_model_config.get_hidden_size(),
+                vocab_size=target_model_config.get_vocab_size(),
+                num_layers=target_model_config.get_total_num_hidden_layers(),
+            )
+            check_drafter(load_facts(config), target, config.num_speculative_tokens or 0)
+        return original(self, target_model_config, *args, **kw)
+
+    return create_speculative_config
 
 
 def _make_room(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -211,6 +222,12 @@ def engine_args_patches() -> list[Patch]:
             "create_engine_config",
             "SpeculativeConfig refuses unknown keys; carry ForeSpark's in additional_config",
             wrap=_split_settings,
+        ),
+        Patch(
+            arguments,
+            "create_speculative_config",
+            "a drafter of another target fails only in the weight loader; compare sizes first",
+            wrap=_check_target,
         ),
         Patch(
             arguments,
