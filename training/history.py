@@ -35,9 +35,7 @@ class History(logging.Handler):
 
     def rows(self) -> list[dict[str, Any]]:
         """All lines written so far."""
-        if not self.path.is_file():
-            return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        return read_lines(self.path)
 
     def last(self) -> dict[str, Any]:
         """The newest line, or nothing."""
@@ -49,3 +47,10 @@ class History(logging.Handler):
         names = ("loss", "unary_loss", "selector_loss", "pre_draft_loss", "post_draft_loss")
         shown = [f"{n} {self._latest[n]:.4f}" for n in names if n in self._latest]
         return " ".join(shown)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON-lines file, none when it is not there."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -91,6 +91,8 @@ class TrainConfig(_Section):
     cache_gib: float = Field(default=2.0, ge=0, description="Memory for target features.")
     checkpoint_steps: int = Field(default=500, ge=1)
     log_steps: int = Field(default=20, ge=1)
+    curve_points: int = Field(default=10, ge=0, description="Held-out measurements on the way.")
+    curve_documents: int = Field(default=48, ge=1)
     seed: int = 0
     tensorboard: bool = True
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forespark.training.curve import CurveRecorder, time_estimators
 from forespark.training.folder import build_model, fold_features, load_checkpoint, save_checkpoint
 from forespark.training.history import History
 from forespark.training.loader import TrainLoader
@@ -47,6 +48,10 @@ def train(
     """
     device = device or default_device()
     torch.manual_seed(recipe.train.seed)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        # The mask of packed blocks is dense: the memory-efficient kernel takes it, cuDNN's does not
+        torch.backends.cuda.enable_cudnn_sdp(False)
     rows = load_rows(recipe.prepared, "train")
     model = make_model(recipe)
     dtype = torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32
@@ -75,7 +80,14 @@ def train(
     setup_metric_logger(backends, run_name="train", output_dir=str(workdir / "tensorboard"))
     started = time.monotonic()
 
+    heldout = load_rows(recipe.prepared, "heldout")[: config.curve_documents]
+    points = 0 if recipe.drafter.freeze else config.curve_points
+    curve = CurveRecorder(workdir / "curve.jsonl", model, target, heldout, points)
+
     def report(step: int) -> None:
+        point = curve.maybe(schedule.progress(step), step, schedule.spent / 60)
+        if point:
+            say(point)
         if step % config.log_steps and step > 3:
             return
         left = schedule.seconds_left(step, trainer.first_step)
@@ -88,6 +100,7 @@ def train(
         save_checkpoint(model, recipe.checkpoint, verifier_name=recipe.target_name)
         write_provenance(recipe, trainer, schedule)
 
+    arguments = call_kwargs(recipe, device, say)
     trainer = ForeSparkTrainer(
         model,
         loader,
@@ -95,7 +108,7 @@ def train(
         schedule,
         device=device,
         state_file=recipe.state,
-        call_kwargs=call_kwargs(recipe, device, say),
+        call_kwargs=arguments,
         identity=state_identity(recipe),
         on_step=report,
         on_save=publish,
@@ -115,6 +128,9 @@ def train(
             trainer.run_training()
     except TrainingOver as over:
         say(f"train: {over} at step {trainer.global_step}, {schedule.spent / 60:.1f} min trained")
+        if over.finished and not recipe.drafter.freeze:
+            timing = time_estimators(model, loader, arguments, say)
+            (workdir / "timing.json").write_text(json.dumps(timing) + "\n")
         return over.finished
     finally:
         logging.getLogger("speculators.metrics").removeHandler(history)
@@ -192,7 +208,12 @@ def state_identity(recipe: Recipe) -> dict[str, Any]:
     for section in ("drafter", "estimators", "train"):
         values = getattr(recipe, section).model_dump()
         record |= {f"{section}.{key}": value for key, value in values.items()}
-    for free in ("train.cache_gib", "train.checkpoint_steps", "train.log_steps"):
+    for free in (
+        "train.cache_gib",
+        "train.checkpoint_steps",
+        "train.log_steps",
+        "train.curve_points",
+    ):
         record.pop(free)
     return json.loads(json.dumps(record))
 

@@ -1,0 +1,117 @@
+"""`forespark train`: prepare, run, evaluate, or all of it inside a time box."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+train_app = typer.Typer(
+    no_args_is_help=True,
+    help="Train a drafter and its acceptance estimators.",
+    add_completion=False,
+)
+
+Config = Annotated[Path, typer.Option("--config", help="Recipe (YAML).", exists=True)]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override, as section.key=value; repeatable.")
+]
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", min=0.1, help="End this call after so many minutes.")
+]
+
+_EVALUATION_MINUTES = 3.0  # left in the box for `all` to start the evaluation
+_SAVE_MINUTES = 0.3  # kept back from the training for its last checkpoint
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _say(started: float) -> Callable[[str], None]:
+    def say(message: str) -> None:
+        typer.echo(f"[{time.monotonic() - started:5.0f} s] {message}")
+
+    return say
+
+
+@train_app.command()
+def prepare(config: Config, set_: Overrides = None) -> None:
+    """Let the target answer the recipe's prompts; reuse a prepared set that matches."""
+    with _one_line_errors():
+        from forespark.training.prepare import prepare as run_prepare
+        from forespark.training.recipe import load_recipe
+
+        run_prepare(load_recipe(config, set_), _say(time.monotonic()))
+
+
+@train_app.command()
+def run(config: Config, set_: Overrides = None, minutes: Minutes = None) -> None:
+    """Train from the prepared set; run again to go on after a kill or a full time box."""
+    with _one_line_errors():
+        from forespark.training.recipe import load_recipe
+        from forespark.training.run import train
+
+        train(load_recipe(config, set_), box_minutes=minutes, say=_say(time.monotonic()))
+
+
+@train_app.command()
+def evaluate(config: Config, set_: Overrides = None) -> None:
+    """Measure the checkpoint on held-out prompts; write one JSON and one PNG page."""
+    with _one_line_errors():
+        from forespark.training.assess import assess
+        from forespark.training.recipe import load_recipe
+
+        assess(load_recipe(config, set_), say=_say(time.monotonic()))
+
+
+@train_app.command("all")
+def everything(
+    config: Config,
+    set_: Overrides = None,
+    minutes: Minutes = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also copy what is finished here, in small files.")
+    ] = None,
+) -> None:
+    """Prepare, train and evaluate, as far as the time box goes; run again to go on."""
+    started = time.monotonic()
+    say = _say(started)
+
+    def left() -> float | None:
+        return None if minutes is None else minutes - (time.monotonic() - started) / 60
+
+    with _one_line_errors():
+        from forespark.training.assess import assess
+        from forespark.training.export import export as copy_out
+        from forespark.training.prepare import prepare as run_prepare
+        from forespark.training.recipe import load_recipe
+        from forespark.training.run import train
+
+        recipe = load_recipe(config, set_)
+        run_prepare(recipe, say)
+        remaining = left()
+        box = None if remaining is None else max(0.05, remaining - _SAVE_MINUTES)
+        finished = train(recipe, box_minutes=box, say=say)
+        remaining = left()
+        if finished and (remaining is None or remaining >= _EVALUATION_MINUTES):
+            assess(recipe, say=say)
+        elif finished:
+            say(f"all: {remaining:.1f} min left, too few to evaluate; run again")
+        else:
+            say("all: training is not finished; run again")
+        if export is not None:
+            copy_out(recipe, export, say)
+
+
+if __name__ == "__main__":
+    train_app()
