@@ -95,6 +95,9 @@ def demo(
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter checkpoint; the shipped one by default.")
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="scheduler.policy; the shipped one by default.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 160,
     cache: Annotated[Path, typer.Option(help="Where the converted model is kept.")] = Path(
@@ -102,11 +105,11 @@ def demo(
     ),
 ) -> None:
     """Stream one chat answer with ForeSpark and one without, and compare them."""
-    from forespark.demo.run import DemoError, run_demo
+    from forespark.demo.run import DemoError, ServerError, run_demo
 
     try:
-        run_demo(drafter=drafter, prompt=prompt, max_tokens=max_tokens, cache=cache)
-    except (DemoError, ValueError) as error:
+        run_demo(drafter=drafter, policy=policy, prompt=prompt, max_tokens=max_tokens, cache=cache)
+    except (DemoError, ServerError, ValueError) as error:
         raise _fail(error) from None
 
 

@@ -1,0 +1,1 @@
+"""`forespark demo`: one chat answer with ForeSpark and one without, on any CPU."""
