@@ -104,7 +104,7 @@ def read_counters(url: str, prefix: str) -> dict[str, float]:
 
 
 def target_ranks(url: str, answer: Answer) -> list[dict[str, Any]]:
-    """The target's log-probabilities of its top two and of each answer token, given those before."""
+    """The target's top two log-probabilities and the answer token's own, at each position."""
     body = {
         "model": "model",
         "prompt": [*answer.prompt_ids, *answer.token_ids],
