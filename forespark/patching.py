@@ -1,8 +1,9 @@
 """A small tool for replacing attributes of other people's modules and classes.
 
-Every replacement is a `Patch`: it names the owner, the attribute, the replacement and, in one line, the
-upstream behaviour it changes. Applying the same patch again does nothing; applying a different patch to
-an attribute that is already patched is an error, because the second would silently win.
+Every replacement is a `Patch`: it names the owner, the attribute, the replacement and, in one
+line, the upstream behaviour it changes. Applying the same patch again does nothing; applying a
+different patch to an attribute that is already patched is an error, because the second would
+silently win.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def applied_patches() -> list[AppliedPatch]:
 
 
 def original(owner: Owner, attribute: str) -> Any:
-    """The upstream value behind a patched attribute, or the current value when it is not patched."""
+    """The upstream value behind a patched attribute; the current one when it is not patched."""
     target = resolve_owner(owner)
     active = _active.get((id(target), attribute))
     return getattr(target, attribute) if active is None else active.original

@@ -1,7 +1,7 @@
 """NumPy views of tensors and addresses, and ragged index arithmetic, for the bookkeeping kernels.
 
-The bookkeeping kernels touch a few dozen integers a step; NumPy calls cost about a microsecond where
-torch calls cost several.
+The bookkeeping kernels touch a few dozen integers a step; NumPy calls cost about a microsecond
+where torch calls cost several.
 """
 
 from __future__ import annotations

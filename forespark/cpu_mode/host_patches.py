@@ -14,20 +14,21 @@ from forespark.patching import Patch
 
 
 def check_adaptive_verification(config: Any) -> None:
-    """Refuse what adaptive verification cannot do on a CPU either; full CUDA graphs are not needed."""
+    """Refuse what adaptive verification cannot do on a CPU either; it runs without CUDA graphs."""
     spec = config.speculative_config
     if not spec or not spec.enable_adaptive_verification:
         return
     if config.lora_config is not None:
         raise ValueError(
-            "enable_adaptive_verification: True with LoRA: the LoRA mapping is built from untrimmed "
-            "token boundaries; turn LoRA off, or verify full blocks (enable_adaptive_verification=false)"
+            "enable_adaptive_verification: True with LoRA: the LoRA mapping is built from "
+            "untrimmed token boundaries; turn LoRA off, or verify full blocks "
+            "(enable_adaptive_verification=false)"
         )
     stages = config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise ValueError(
-            f"enable_adaptive_verification: True with pipeline_parallel_size {stages}: only the last "
-            "stage knows the trimmed batch; use pipeline_parallel_size 1 or tensor parallelism"
+            f"enable_adaptive_verification: True with pipeline_parallel_size {stages}: only the "
+            "last stage knows the trimmed batch; use 1 stage or tensor parallelism"
         )
 
 
@@ -93,7 +94,7 @@ def host_patches() -> list[Patch]:
         Patch(
             "vllm.config.vllm",
             "HAS_TRITON",
-            "the V2 model runner is refused without a Triton backend; torch kernels stand in for it",
+            "the V2 model runner is refused without a Triton backend; torch kernels stand in",
             replacement=True,
         ),
         Patch(
@@ -113,6 +114,12 @@ def host_patches() -> list[Patch]:
             "register_triton_kernel_overrides",
             "only the V1 runner's kernels have CPU implementations; add those of the V2 runner",
             wrap=_register_overrides,
+        ),
+        Patch(
+            "vllm.platforms.cpu:CpuPlatform",
+            "simple_compile_backend",
+            "small helpers are compiled with inductor, which needs a C++ compiler on the host",
+            replacement="eager",
         ),
         Patch(
             "vllm.platforms.cpu:CpuPlatform",

@@ -1,8 +1,8 @@
 """Which torch implementation stands in for which Triton kernel of vLLM 0.32.
 
-vLLM's dispatcher (`register_kernels`) is the platform hook for exactly this: it rebinds every holder of
-a kernel to the implementation. Without a Triton backend the kernels are plain functions that nothing
-could launch, so on a CPU there is nothing else they could mean.
+vLLM's dispatcher (`register_kernels`) is the platform hook for exactly this: it rebinds every
+holder of a kernel to the implementation. Without a Triton backend the kernels are plain functions
+that nothing could launch, so on a CPU there is nothing else they could mean.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from forespark.cpu_mode import (
     kernels_inputs,
     kernels_logits,
     kernels_rejection,
+    kernels_resample,
     kernels_sampling,
     kernels_thinking,
 )
@@ -78,8 +79,8 @@ KERNELS: dict[str, Callable[..., Any]] = {
     f"{_REJECTION}._compute_cumulative_log_p_kernel": kernels_rejection.cumulative_log_p,
     f"{_REJECTION}._compute_local_residual_mass_kernel": kernels_rejection.local_residual_mass,
     f"{_REJECTION}._rejection_kernel": kernels_accept.rejection,
-    f"{_REJECTION}._resample_kernel": kernels_rejection.resample,
-    f"{_REJECTION}._insert_resampled_kernel": kernels_rejection.insert_resampled,
+    f"{_REJECTION}._resample_kernel": kernels_resample.resample,
+    f"{_REJECTION}._insert_resampled_kernel": kernels_resample.insert_resampled,
     f"{_RUNNER}.spec_decode.dflash.speculator._prepare_dflash_inputs_kernel": (
         kernels_drafting.prepare_dflash_inputs
     ),

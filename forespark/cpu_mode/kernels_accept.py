@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from forespark.cpu_mode.kernels_rejection import (
-    _judged_rows,
-    _log_ratios,
-    _lse,
-    accept_thresholds,
-)
+from forespark.cpu_mode.kernels_rejection import judged_rows, log_ratios, row_lse
+from forespark.cpu_mode.noise import ACCEPT_STREAM, row_keys, row_uniform
+
+
+def accept_thresholds(
+    seeds: torch.Tensor,  # [slots]
+    slots: torch.Tensor,  # [rows]
+    positions: torch.Tensor,  # [rows]
+) -> np.ndarray:  # [rows] uniforms in (0, 1)
+    """The uniform that decides about the draft judged by each row."""
+    keys = row_keys(seeds.numpy()[slots.numpy()], positions.numpy(), ACCEPT_STREAM)
+    return row_uniform(keys)
 
 
 def rejection(
@@ -55,7 +61,7 @@ def rejection(
     USE_BLOCK_VERIFICATION: bool = False,
     **_launch: Any,
 ) -> None:
-    """Accept drafts while they pass; greedy requests store the target's argmax at the first failure."""
+    """Accept drafts while they pass; a greedy request then stores the target's argmax."""
     bounds = cu_num_logits.tolist()
     drafts = draft_sampled.tolist()
     greedy = (temperatures[idx_mapping.long()] == 0.0).tolist()
@@ -69,10 +75,10 @@ def rejection(
         thresholds = accept_thresholds(seeds, slots, positions[: slots.numel()])
     ratios: dict[int, float] = {}
     if not all(greedy) and not USE_BLOCK_VERIFICATION and not SYNTHETIC_MODE:
-        rows, tokens, slots, steps, temps = _judged_rows(
+        rows, tokens, slots, steps, temps = judged_rows(
             cu_num_logits, idx_mapping, draft_sampled, temperatures
         )
-        values = _log_ratios(rows, tokens, slots, steps, temps, target, draft)
+        values = log_ratios(rows, tokens, slots, steps, temps, target, draft)
         ratios = dict(zip(rows.tolist(), values.tolist(), strict=True))
 
     for request, is_greedy in enumerate(greedy):
@@ -106,9 +112,9 @@ def rejection(
         accepted[request] = count
         if not is_greedy and count < end - 1 - start:
             rejected = torch.tensor([start + count])
-            target_rejected_lse[request] = _lse(target_max, target_sumexp, rejected)[0]
+            target_rejected_lse[request] = row_lse(target_max, target_sumexp, rejected)[0]
             if draft is not None:
-                draft_rejected_lse[request] = _lse(draft_max, draft_sumexp, rejected)[0]
+                draft_rejected_lse[request] = row_lse(draft_max, draft_sumexp, rejected)[0]
 
 
 def _block_threshold(
@@ -127,7 +133,7 @@ def _block_threshold(
     else:
         # A one-hot draft leaves p * (1 - target(following)) of residual mass.
         logits, maxima, sums = target
-        lse = _lse(maxima, sums, torch.tensor([row + 1]))[0]
+        lse = row_lse(maxima, sums, torch.tensor([row + 1]))[0]
         mass = joint * (1.0 - float((logits[row + 1, following].float() - lse).exp()))
     denominator = mass + 1.0 - joint
     return mass / denominator if denominator > 0.0 else 1.0

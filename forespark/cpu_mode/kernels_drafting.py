@@ -1,6 +1,7 @@
 """The DFlash drafter's own launches: its inputs, the DFlash2 candidate walk and its logits cache.
 
-K = draft positions a request, q = query rows a request (K + 1, or K when it samples from the anchor).
+K = draft positions a request, q = query rows a request (K + 1, or K when it samples from the
+anchor).
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def selector_walk(
     temperature: torch.Tensor,  # [slots]
     seeds: torch.Tensor,  # [slots]
     tokens: torch.Tensor,  # [max_num_reqs, K], out
-    realized_scores: torch.Tensor,  # [max_num_reqs, K, top_k], out: the row of scores walked through
+    realized_scores: torch.Tensor,  # [max_num_reqs, K, top_k], out: the rows walked through
     num_steps: int = 0,
     top_k: int = 0,
     SAMPLE_PROBABILISTIC: bool = False,

@@ -1,7 +1,7 @@
 """Batch bookkeeping: what `vllm.v1.worker.gpu.input_batch` and its neighbours launch.
 
-n = requests in the batch; `idx_mapping` is batch index -> request slot. Strides and block sizes of the
-Triton launches are accepted and ignored: the tensors carry their shapes.
+n = requests in the batch; `idx_mapping` is batch index -> request slot. Strides and block sizes
+of the Triton launches are accepted and ignored: the tensors carry their shapes.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def post_update(
     total_len: torch.Tensor,  # [slots]
     **_launch: Any,
 ) -> None:
-    """Append the sampled tokens to each request and roll its computed count back by the rejected."""
+    """Append the sampled tokens of each request and advance its computed count by the accepted."""
     batch = np.nonzero(idx_mapping.numpy() >= 0)[0]
     slots = idx_mapping.numpy()[batch]
     counts = num_sampled.numpy()[batch]

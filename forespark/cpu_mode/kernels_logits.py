@@ -1,7 +1,8 @@
 """Logit processors: min-p, penalties, biases, bad words and grammar masks.
 
-Rows of logits are [rows, V] and change in place; `idx` maps a row to its request slot and `local_pos`
-to its position among the request's rows (0 = after the last committed token, then the drafts).
+Rows of logits are [rows, V] and change in place; `idx` maps a row to its request slot and
+`local_pos` to its position among the request's rows (0 = after the last committed token, then the
+drafts).
 """
 
 from __future__ import annotations

@@ -1,29 +1,22 @@
 """Rejection sampling: what `spec_decode.rejection_sampler_utils` launches.
 
 The upstream kernels reduce the vocabulary in blocks and hand partial results to each other in
-[rows, blocks] buffers. Here every reduction is over the whole row and only column 0 of those buffers is
-used: `argmax`, `max` and `sumexp` of column 0 describe the row, so lse = max + log(sumexp).
+[rows, blocks] buffers. Here every reduction is over the whole row and only column 0 of those
+buffers is used: `argmax`, `max` and `sumexp` of column 0 describe the row, so lse = max +
+log(sumexp).
 
-Row r of a request with d drafts is draft step r for r < d and the bonus position for r = d; the draft
-token judged by row r is `draft_sampled[r + 1]`, -1 meaning "reject". Draft logits are stored before
-temperature, target logits after it.
+Row r of a request with d drafts is draft step r for r < d and the bonus position for r = d; the
+draft token judged by row r is `draft_sampled[r + 1]`, -1 meaning "reject". Draft logits are
+stored before temperature, target logits after it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from forespark.cpu_mode.kernels_sampling import argmax_rows
-from forespark.cpu_mode.noise import (
-    ACCEPT_STREAM,
-    TARGET_STREAM,
-    add_gumbel_,
-    row_keys,
-    row_uniform,
-)
 
 
 def _row_stats(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # [m, V] -> [m], [m]
@@ -32,7 +25,7 @@ def _row_stats(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # [m
     return top, (logits - shift.unsqueeze(1)).exp_().sum(dim=1)
 
 
-def _lse(maxima: torch.Tensor, sums: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def row_lse(maxima: torch.Tensor, sums: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return maxima[rows, 0] + sums[rows, 0].log()
 
 
@@ -93,7 +86,7 @@ def local_logits_stats(
         draft_max[random, 0], draft_sumexp[random, 0] = top, total
 
 
-def _log_ratios(
+def log_ratios(
     rows: torch.Tensor,  # [m] rows of logits
     tokens: torch.Tensor,  # [m] draft tokens >= 0
     slots: torch.Tensor,  # [m]
@@ -103,14 +96,14 @@ def _log_ratios(
     draft: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:  # [m] log p(token) - log q(token)
     logits, maxima, sums = target
-    ratio = logits[rows, tokens].float() - _lse(maxima, sums, rows)
+    ratio = logits[rows, tokens].float() - row_lse(maxima, sums, rows)
     if draft is not None:
         logits, maxima, sums = draft
-        ratio -= logits[slots, steps, tokens].float() / temps - _lse(maxima, sums, rows)
+        ratio -= logits[slots, steps, tokens].float() / temps - row_lse(maxima, sums, rows)
     return ratio
 
 
-def _judged_rows(
+def judged_rows(
     cu_num_logits: torch.Tensor,  # [n + 1]
     idx_mapping: torch.Tensor,  # [n]
     draft_sampled: torch.Tensor,  # [rows]
@@ -151,13 +144,13 @@ def cumulative_log_p(
     **_launch: Any,
 ) -> None:
     """Running joint ratio of block verification (Sun et al. 2024); placeholders carry it on."""
-    rows, tokens, slots, steps, temps = _judged_rows(
+    rows, tokens, slots, steps, temps = judged_rows(
         cu_num_logits, idx_mapping, draft_sampled, temperatures
     )
     draft = (draft_logits, draft_max, draft_sumexp) if HAS_DRAFT_LOGITS else None
     target = (target_logits, target_max, target_sumexp)
     ratios = torch.zeros(output.shape[0])
-    ratios[rows] = _log_ratios(rows, tokens, slots, steps, temps, target, draft)
+    ratios[rows] = log_ratios(rows, tokens, slots, steps, temps, target, draft)
     bounds = cu_num_logits.tolist()
     for start, end in zip(bounds[:-1], bounds[1:], strict=True):
         running = 0.0
@@ -202,111 +195,10 @@ def local_residual_mass(
     if rows.numel() == 0:
         return
     target = target_logits[rows, :vocab_size].float()
-    target = target - _lse(target_max, target_sumexp, rows).unsqueeze(1)
+    target = target - row_lse(target_max, target_sumexp, rows).unsqueeze(1)
     draft = _scaled_draft(
         draft_logits, idx[rows].long(), local_pos[rows].long(), temps[rows], vocab_size
     )
-    draft -= _lse(draft_max, draft_sumexp, rows).unsqueeze(1)
+    draft -= row_lse(draft_max, draft_sumexp, rows).unsqueeze(1)
     joint = log_p[rows - 1].exp().unsqueeze(1)
     output[rows, 0] = (joint * target.exp_() - draft.exp_()).clamp_(min=0.0).sum(dim=1)
-
-
-def insert_resampled(
-    sampled: torch.Tensor,  # [n, K + 1], in and out
-    _s0: int,
-    num_sampled: torch.Tensor,  # [n]: accepted on entry, accepted + 1 on exit
-    best_token: torch.Tensor,  # [n, blocks], column 0
-    _s1: int,
-    _best_score: torch.Tensor,
-    _s2: int,
-    _blocks: int,
-    cu_num_logits: torch.Tensor,  # [n + 1]
-    idx: torch.Tensor,  # [rows]
-    temperatures: torch.Tensor,  # [slots]
-    **_launch: Any,
-) -> None:
-    """Append the resampled token; a greedy rejection already holds the target's argmax."""
-    accepted = num_sampled.numpy().copy()
-    bounds = cu_num_logits.numpy()
-    rows = bounds[:-1] + accepted
-    resampled = (rows == bounds[1:] - 1) | (temperatures.numpy()[idx.numpy()[rows]] != 0.0)
-    where = np.nonzero(resampled)[0]
-    sampled.numpy()[where, accepted[where]] = best_token.numpy()[where, 0]
-    num_sampled.numpy()[:] = accepted + 1
-
-
-def resample(
-    best_token: torch.Tensor,  # [n, blocks], out in column 0
-    _s0: int,
-    _best_score: torch.Tensor,
-    _s1: int,
-    target_logits: torch.Tensor,  # [rows, V]
-    _s2: int,
-    target_lse: torch.Tensor,  # [n] of the rejected row
-    draft_logits: torch.Tensor | None,  # [slots, K, V]
-    _s3: int,
-    _s4: int,
-    draft_lse: torch.Tensor,  # [n] of the rejected row
-    accepted: torch.Tensor,  # [n]
-    cu_num_logits: torch.Tensor,  # [n + 1]
-    idx: torch.Tensor,  # [rows]
-    draft_sampled: torch.Tensor,  # [rows]
-    temperatures: torch.Tensor,  # [slots]
-    seeds: torch.Tensor,  # [slots]
-    positions: torch.Tensor,  # [rows]
-    log_p: torch.Tensor | None,  # [rows]
-    _contexts: torch.Tensor | None,
-    _contexts_stride: int,
-    _watermarking: torch.Tensor | None,
-    _watermarking_skip: torch.Tensor | None,
-    _key_0: int,
-    _key_1: int,
-    vocab_size: int,
-    HAS_DRAFT_LOGITS: bool = False,
-    USE_FP64: bool = False,
-    USE_BLOCK_VERIFICATION: bool = False,
-    WATERMARK: bool = False,
-    **_launch: Any,
-) -> None:
-    """Draw the bonus token from the target, or the replacement of a rejected draft from max(p - q, 0)."""
-    if WATERMARK:
-        raise ValueError("watermarking: CPU mode does not watermark; leave watermark_config unset")
-    dtype = torch.float64 if USE_FP64 else torch.float32
-    bounds = cu_num_logits.tolist()
-    for request, step in enumerate(accepted.tolist()):
-        row = bounds[request] + step
-        bonus = row == bounds[request + 1] - 1
-        slot = int(idx[row])
-        temp = float(temperatures[slot])
-        if temp == 0.0 and not bonus:
-            continue
-        scores = target_logits[row : row + 1, :vocab_size].float()
-        rejected = -1 if bonus else int(draft_sampled[row + 1])
-        if rejected >= 0 and HAS_DRAFT_LOGITS:
-            assert draft_logits is not None
-            scores = scores - target_lse[request]
-            if USE_BLOCK_VERIFICATION and step > 0:
-                assert log_p is not None
-                scores += log_p[row - 1]
-            ratio = draft_logits[slot, step, :vocab_size].float().div(temp)
-            ratio = ratio.sub_(draft_lse[request]).unsqueeze(0).sub_(scores).exp_()
-            scores = torch.where(ratio < 1.0, scores + torch.log1p(-ratio), -float("inf"))
-        elif rejected >= 0:
-            scores = scores.clone()
-            scores[0, rejected] = -float("inf")
-        if temp != 0.0:
-            keys = row_keys(
-                seeds[slot : slot + 1].numpy(), positions[row : row + 1].numpy(), TARGET_STREAM
-            )
-            scores = add_gumbel_(scores.to(dtype, copy=True), keys)
-        best_token[request, 0] = int(argmax_rows(scores)[0])
-
-
-def accept_thresholds(
-    seeds: torch.Tensor,  # [slots]
-    slots: torch.Tensor,  # [rows]
-    positions: torch.Tensor,  # [rows]
-) -> np.ndarray:  # [rows] uniforms in (0, 1)
-    """The uniform that decides about the draft judged by each row."""
-    keys = row_keys(seeds.numpy()[slots.numpy()], positions.numpy(), ACCEPT_STREAM)
-    return row_uniform(keys)

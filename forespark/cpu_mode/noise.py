@@ -1,12 +1,13 @@
 """Counter-based random numbers for the CPU sampler.
 
-A draw depends only on (seed, position, stream, token): no generator state exists, so a request's text
-does not depend on which requests share its batch. The numbers differ from the GPU's, the law does not.
+A draw depends only on (seed, position, stream, token): no generator state exists, so a request's
+text does not depend on which requests share its batch. The numbers differ from the GPU's, the law
+does not.
 
-Key of a row: the 64-bit finaliser of splitmix64 over the seed, then over the position and the stream.
-Draw of a token: two rounds of a 32-bit xor-shift-multiply hash of the token id, the low half of the key
-added before the first round and the high half xor-ed before the second, so that no two rows are shifted
-copies of each other.
+Key of a row: the 64-bit finaliser of splitmix64 over the seed, then over the position and the
+stream. Draw of a token: two rounds of a 32-bit xor-shift-multiply hash of the token id, the low
+half of the key added before the first round and the high half xor-ed before the second, so that
+no two rows are shifted copies of each other.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """RMS norms of a CPU decode step through vLLM's own C++ kernels.
 
 vLLM's intermediate ops (`vllm.ir`) run their plain torch definition on a CPU: ten small tensor
-operations a norm, sixty norms a step in a thirty-layer model. The C++ kernels exist in the CPU build
-but are offered to GPUs only. Used without compilation; inductor prefers the plain definition, which it
-can fuse.
+operations a norm, sixty norms a step in a thirty-layer model. The C++ kernels exist in the CPU
+build but are offered to GPUs only. Used without compilation; inductor prefers the plain
+definition, which it can fuse.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What changes in a worker, before its model runner exists.
 
-Runs from the platform's kernel-override hook: after the plugins of the worker process are loaded and
-before the worker class is imported.
+Runs from the platform's kernel-override hook: after the plugins of the worker process are loaded
+and before the worker class is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from forespark.cpu_mode.events import HostEvent
+from forespark.cpu_mode.nucleus import apply_top_k_top_p
 from forespark.patching import Patch
 
 
@@ -30,12 +31,13 @@ def normalize_context_k(model: Any, keys: torch.Tensor) -> torch.Tensor:
     return (scaled * model._k_norm_weights.float()[:, None, None, :]).to(keys.dtype)
 
 
-def _gather_integers_as_bytes(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _gather_integers_as_bits(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def all_gather(communicator: Any, tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
         if tensor.dtype not in (torch.int64, torch.int32):
             return upstream(communicator, tensor, dim)
-        # Token ids are below 2**24, where fp32 counts exactly.
-        return upstream(communicator, tensor.to(torch.float32), dim).to(tensor.dtype)
+        # A gather only moves bits: two floats carry one int64.
+        bits = tensor.contiguous().view(torch.float32)
+        return upstream(communicator, bits, dim).view(tensor.dtype)
 
     return all_gather
 
@@ -49,17 +51,26 @@ def _same_cudagraph_mode(mode: Any, *, piecewise_capture_available: bool) -> Any
     return mode
 
 
-def _with_cost_curves(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def create(**kwargs: Any) -> Any:
-        manager = upstream(**kwargs)
-        if manager is not None and manager.cost_tables is None:
-            tokens = [1, 2, 4, 8, 16, 32, 64, 128]
-            manager.set_cost_curves(
-                [(n, 0.2) for n in tokens], [(t, 1.0 + 0.15 * t) for t in tokens]
-            )
-        return manager
+# Step cost guessed for stock adaptive verification: a cheap drafter, a line in the target's tokens.
+_PRICED_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_DRAFT_MS = 0.2
+_VERIFY_MS = (1.0, 0.15)  # a step, and every token in it
 
-    return create
+
+def _with_cost_curves(upstream: Callable[..., None]) -> Callable[..., None]:
+    def __init__(manager: Any, *args: Any, **kwargs: Any) -> None:
+        upstream(manager, *args, **kwargs)
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+
+        # A subclass brings its own costs.
+        if type(manager) is adaptive_verification.AdaptiveVerificationManager:
+            step, token = _VERIFY_MS
+            manager.set_cost_curves(
+                [(n, _DRAFT_MS) for n in _PRICED_SIZES],
+                [(n, step + token * n) for n in _PRICED_SIZES],
+            )
+
+    return __init__
 
 
 def worker_patches() -> list[Patch]:
@@ -95,7 +106,7 @@ def worker_patches() -> list[Patch]:
         Patch(
             adaptive,
             "get_varlen_cudagraph_unsupported_backend",
-            "CPU attention is refused for not replaying graphs; it runs eagerly with any query length",
+            "CPU attention is refused for not replaying graphs; eagerly it takes any query length",
             replacement=_no_unsupported_backend,
         ),
         Patch(
@@ -105,29 +116,38 @@ def worker_patches() -> list[Patch]:
             replacement=_same_cudagraph_mode,
         ),
         Patch(
-            runner,
-            "maybe_create_adaptive_verification_manager",
-            "a CPU worker never captures graphs, so step costs are never profiled; use a linear guess",
+            f"{adaptive}:AdaptiveVerificationManager",
+            "__init__",
+            "a CPU worker captures no graphs, so step costs are never profiled; use a guess",
             wrap=_with_cost_curves,
         ),
         Patch(
             adaptive,
             "_assign_draft_token_budget_compiled",
-            "the budget split is compiled with inductor (minutes, needs a C++ compiler); run it eagerly",
+            "the budget split is compiled with inductor, which needs a C++ compiler; run eagerly",
             replacement=adaptive_verification._assign_draft_token_budget,
+        ),
+        *(
+            Patch(
+                f"vllm.v1.worker.gpu.sample.{module}",
+                "apply_top_k_top_p",
+                "top-p sorts the whole vocabulary of every row, milliseconds each on a CPU",
+                replacement=apply_top_k_top_p,
+            )
+            for module in ("states", "sampler")
         ),
         Patch(
             "vllm.model_executor.models.qwen3_dflash:DFlashQwen3Model",
             "_normalize_context_k",
-            "the CPU rms_norm reads only row 0 of a two-dimensional weight: every draft layer would be "
-            "normalised with layer 0's weight, silently",
+            "the CPU rms_norm reads only row 0 of a two-dimensional weight: every draft layer "
+            "would silently be normalised with layer 0's weight",
             replacement=normalize_context_k,
         ),
         Patch(
             "vllm.distributed.device_communicators.cpu_communicator:CpuCommunicator",
             "all_gather",
             "shared-memory all_gather has no integer kernel, which top-k candidates need under TP",
-            wrap=_gather_integers_as_bytes,
+            wrap=_gather_integers_as_bits,
         ),
     ]
 
