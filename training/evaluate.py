@@ -112,20 +112,24 @@ def pre_draft_quality(steps: Trace) -> dict[str, Any]:
     accepted = trace.accepted.astype(np.float64)
     if len(accepted) < 2:
         return {"drafts": len(accepted)}
-    raw = sigmoid(trace.pre_logits).cumprod(axis=1).sum(axis=1)
-    calibrated = np.zeros_like(raw)
-    mean = np.zeros_like(raw)
+    raw = sigmoid(trace.pre_logits).cumprod(axis=1)
+    curve = np.zeros_like(raw)
+    mean = np.zeros(len(accepted))
     for fit, measured in halves(trace):
-        fitted = fit_entries(trace.select(fit))
-        calibrated[measured] = survival_curve(trace.select(measured), fitted).sum(axis=1)
+        curve[measured] = survival_curve(trace.select(measured), fit_entries(trace.select(fit)))
         mean[measured] = accepted[fit].mean() if len(fit) else accepted.mean()
+    # The median minimises the absolute error; the mean is what the scheduler adds up.
+    median = (curve >= 0.5).sum(axis=1).astype(np.float64)
     return {
         "drafts": len(accepted),
-        **_errors(calibrated, accepted),
-        "raw": _errors(raw, accepted),
+        "prediction": "median of the calibrated curve",
+        **_errors(median, accepted),
+        "expected": _errors(curve.sum(axis=1), accepted),
+        "raw": _errors((raw >= 0.5).sum(axis=1), accepted),
+        "raw_expected": _errors(raw.sum(axis=1), accepted),
         "previous_step": _errors(previous, accepted),
         "position_mean": _errors(mean, accepted),
-        "error_histogram": _histogram(np.abs(calibrated - accepted), trace.draft_len),
+        "error_histogram": _histogram(np.abs(median - accepted), trace.draft_len),
         "previous_step_histogram": _histogram(np.abs(previous - accepted), trace.draft_len),
     }
 

@@ -159,6 +159,7 @@ def save_checkpoint(
     }
     temporary = folder / ".model.safetensors.tmp"
     save_file(state, str(temporary), metadata={"format": "pt"})
+    temporary.chmod(0o644)
     os.replace(temporary, folder / "model.safetensors")
     if model.config.train_mask_embedding:
         embedding = model.mask_embedding.detach().to("cpu", dtype).clone()

@@ -96,6 +96,7 @@ def save_estimators(
     }
     temporary = target / ".model.safetensors.tmp"
     save_file(tensors, str(temporary), metadata={"format": "pt"})
+    temporary.chmod(0o644)
     os.replace(temporary, target / "model.safetensors")
     if scale is not None or bias is not None or temperature is not None:
         save_calibration(folder, scale=scale, bias=bias, temperature=temperature)
