@@ -26,12 +26,15 @@ def _fail(error: Exception) -> typer.Exit:
 
 
 @config_app.callback()
-def config_reference(context: typer.Context) -> None:
+def config_reference(
+    context: typer.Context,
+    page: Annotated[bool, typer.Option("--page", help="As the page docs/config.md.")] = False,
+) -> None:
     """Print the commented reference with every default."""
     if context.invoked_subcommand is None:
-        from forespark.config import reference_yaml
+        from forespark.config import reference_page, reference_yaml
 
-        typer.echo(reference_yaml(), nl=False)
+        typer.echo(reference_page() if page else reference_yaml(), nl=False)
 
 
 @config_app.command("check")

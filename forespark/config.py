@@ -159,13 +159,17 @@ class ForeSparkConfig(Section):
         """Whether the policy needs a checkpoint with estimators."""
         return self.scheduler.policy in ESTIMATOR_POLICIES
 
-    def batchwise_schedule(self, num_speculative_tokens: int) -> list[tuple[int, int]]:
-        """Pairs (up to n requests, draft k) with the default filled in for K."""
-        pairs = self.scheduler.batchwise_schedule
-        if pairs is not None:
-            return [(pair[0], pair[1]) for pair in pairs]
+    def batchwise_ranges(self, num_speculative_tokens: int) -> tuple[tuple[int, int, int], ...]:
+        """Inclusive (first batch, last batch, k) ranges, with the default filled in for K."""
         longest = num_speculative_tokens
-        return [(8, longest), (32, max(1, longest // 2)), (128, max(1, longest // 4)), (512, 1)]
+        pairs = self.scheduler.batchwise_schedule or [
+            [8, longest],
+            [32, max(1, longest // 2)],
+            [128, max(1, longest // 4)],
+            [512, 1],
+        ]
+        firsts = [1, *(last + 1 for last, _ in pairs)]
+        return tuple((first, pair[0], pair[1]) for first, pair in zip(firsts, pairs, strict=False))
 
     def with_tokens(self, tokens: int) -> ForeSparkConfig:
         """The same settings with K filled in (checks them against it)."""
@@ -273,3 +277,23 @@ def reference_yaml() -> str:
     head = "# forespark.yaml: every key and its default. Only method and model are needed."
     body = reference_lines(ForeSparkConfig, {"method": METHOD, "model": "path-or-hub-id"})
     return "\n".join([head, *body]) + "\n"
+
+
+def reference_page() -> str:
+    """The content of docs/config.md."""
+    return _PAGE.format(reference=reference_yaml())
+
+
+_PAGE = """\
+# Settings
+
+Written by `forespark config --page`; do not edit. Use the file as
+`vllm serve MODEL --speculative-config forespark.yaml`, the same keys as inline JSON, as dotted
+flags (`--speculative-config.scheduler.policy full`), or as a dict or path in
+`LLM(speculative_config=...)`. `forespark config check FILE` checks a file without starting a
+server. An unknown key, a wrong type or a combination that cannot work stops the server with one
+line that names the key, the value and what works.
+
+```yaml
+{reference}```
+"""

@@ -170,10 +170,19 @@ def test_default_batchwise_schedule_never_exceeds_k() -> None:
     """Catches a default schedule that drafts more than K, or nothing, for small K."""
     config = ForeSparkConfig.from_any(settings(scheduler={"policy": "batchwise"}))
     for tokens in (1, 2, 7, 15):
-        lengths = [length for _, length in config.batchwise_schedule(tokens)]
+        lengths = [length for _, _, length in config.batchwise_ranges(tokens)]
         assert lengths[0] == tokens
         assert all(1 <= length <= tokens for length in lengths)
         assert lengths == sorted(lengths, reverse=True)
+
+
+def test_batchwise_ranges_have_no_gap_and_no_overlap() -> None:
+    """Catches an off-by-one between 'up to n' in the file and the planner's inclusive ranges."""
+    pairs = [[4, 7], [64, 2], [65, 0]]
+    config = ForeSparkConfig.from_any(
+        settings(scheduler={"policy": "batchwise", "batchwise_schedule": pairs})
+    )
+    assert config.batchwise_ranges(7) == ((1, 4, 7), (5, 64, 2), (65, 65, 0))
 
 
 def test_reference_is_the_defaults() -> None:
