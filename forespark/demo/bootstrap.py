@@ -1,4 +1,4 @@
-"""Create the CPU environment: `python3 forespark/demo/bootstrap.py [FOLDER]`. Standard library only.
+"""Create the CPU environment with the standard library alone: `bootstrap.py [FOLDER]`.
 
 Runs from a bare clone before anything is installed, shows a live line per step, and does nothing
 when the environment already matches this file and pyproject.toml.
@@ -81,7 +81,7 @@ def identity() -> str:
 def is_current(folder: Path) -> bool:
     """Whether `folder` holds a finished environment of this identity."""
     try:
-        return json.loads((folder / STAMP).read_text())["identity"] == identity()
+        return bool(json.loads((folder / STAMP).read_text())["identity"] == identity())
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
