@@ -34,4 +34,4 @@ style: setup
 	@$(BIN)/ruff check --fix .
 
 bench-smoke: setup
-	@$(BIN)/python -m forespark.benchmarks.smoke
+	@$(BIN)/python -m forespark.benchmarks.host_decision --repeats 20 --batches 1 --num-reqs 32

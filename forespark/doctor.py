@@ -83,6 +83,10 @@ def _plugin() -> Finding:
     found = [p for p in entry_points(group="vllm.general_plugins") if p.name == "forespark"]
     if not found:
         return Finding("plugin", "entry point missing", False, "pip install -e . in this folder")
+    try:
+        found[0].load()
+    except Exception as error:  # vLLM would only log it and go on without ForeSpark
+        return Finding("plugin", f"cannot be loaded: {error}", False, "reinstall forespark")
     return Finding("plugin", found[0].value)
 
 
