@@ -14,7 +14,7 @@ CANDIDATES = 1024
 def _kept(
     logits: torch.Tensor,  # [m, V]
     k: torch.Tensor,  # [m] 1..V
-    p: torch.Tensor,  # [m]
+    p: torch.Tensor,  # [m], inf = off
     candidates: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logit of the last kept token, whether the candidates were enough to find it), both [m]."""
@@ -47,7 +47,8 @@ def apply_top_k_top_p(
     active = torch.nonzero((top_k < vocab) | (top_p < 1.0)).flatten()
     if active.numel() == 0:
         return logits
-    top_k, top_p = top_k[active], top_p[active]
+    # Rounding may bring the running mass to 1 early: without top-p nothing may be dropped.
+    top_k, top_p = top_k[active], top_p[active].masked_fill(top_p[active] >= 1.0, float("inf"))
     part = logits if active.numel() == rows else logits[active]
     limited = top_k[top_k < vocab]
     widest = int(limited.max()) if limited.numel() == top_k.numel() else CANDIDATES
