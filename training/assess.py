@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -40,6 +41,7 @@ def assess(recipe: Recipe, *, device: torch.device | None = None, say: Say = pri
         "curve": read_lines(Path(recipe.workdir) / "curve.jsonl"),
     }
     del model, target
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if recipe.evaluate.engine_prompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +75,24 @@ def evaluate(config: Config, set_: Overrides = None) -> None:
         assess(load_recipe(config, set_), say=_say(time.monotonic()))
 
 
+@train_app.command()
+def collect(
+    source: Annotated[Path, typer.Argument(help="ShareGPT JSON, or the wheel that holds it.")],
+    folder: Annotated[Path, typer.Argument(help="Where both prompt files go.")],
+    heldout: Annotated[int, typer.Option(min=1)] = 1600,
+    train: Annotated[int, typer.Option(min=1)] = 40000,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(help="Prompt file kept out of both; repeatable.")
+    ] = None,
+) -> None:
+    """Make compact training and held-out prompt files, for a machine without network."""
+    with _one_line_errors():
+        from forespark.training.collect import collect as run_collect
+
+        counts = run_collect(source, folder, heldout=heldout, train=train, excluded=exclude or [])
+        _say(time.monotonic())(", ".join(f"{k}: {v}" for k, v in counts.most_common()))
+
+
 @train_app.command("all")
 def everything(
     config: Config,
@@ -102,6 +121,7 @@ def everything(
         remaining = left()
         box = None if remaining is None else max(0.05, remaining - _SAVE_MINUTES)
         finished = train(recipe, box_minutes=box, say=say)
+        gc.collect()  # the trainer's hooks hold it in a cycle, and with it the GPU's memory
         remaining = left()
         if finished and (remaining is None or remaining >= _EVALUATION_MINUTES):
             assess(recipe, say=say)

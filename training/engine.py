@@ -63,7 +63,7 @@ def generate(request: dict[str, Any]) -> list[list[int]]:
         )
         answers += [list(o.outputs[0].token_ids) for o in outputs]
         took = time.monotonic() - begun
-        slowest = max(slowest, took / count) if count == seats * _CHUNK_WAVES else took / count
+        slowest = max(slowest, took / count)
         tokens = sum(len(o.outputs[0].token_ids) for o in outputs)
         print(
             f"engine: {len(answers)}/{len(prompts)} prompts, {tokens / took:.0f} tokens/s",

@@ -20,6 +20,7 @@ from forespark.training.target import Target
 from transformers import AutoTokenizer, GenerationConfig
 
 Say = Callable[[str], None]
+_MIN_ANSWER = 2  # an anchor and a token to predict
 
 
 def prepare(recipe: Recipe, say: Say = print) -> Path:
@@ -31,22 +32,23 @@ def prepare(recipe: Recipe, say: Say = print) -> Path:
         say(f"prepared: {recipe.prepared} matches, nothing to do")
         return recipe.prepared
     encode = Encoder(recipe)
+    held, kept = encode(heldout, dropped), encode(train, dropped)
+    answers = _answer(recipe, [*held, *kept], num_greedy=len(held), say=say)
+    rows = [
+        Row(ids + answer, [0] * len(ids) + [1] * len(answer))
+        for ids, answer in zip([*held, *kept], answers, strict=False)
+    ]
+    dropped["not answered in time"] += len(held) + len(kept) - len(rows)
     splits = {}
-    for name, conversations in (("heldout", heldout), ("train", train)):
-        kept = encode(conversations, dropped)
-        answers = _answer(recipe, kept, sampled=name == "train", say=say)
-        splits[name] = [
-            Row(ids + answer, [0] * len(ids) + [1] * len(answer))
-            for ids, answer in zip(kept, answers, strict=False)
-            if len(answer) >= 2
-        ]
-        dropped["answers shorter than 2 tokens"] += len(answers) - len(splits[name])
+    for name, part in (("heldout", rows[: len(held)]), ("train", rows[len(held) :])):
+        splits[name] = [row for row in part if sum(row.loss_mask) >= _MIN_ANSWER]
+        dropped[f"answers under {_MIN_ANSWER} tokens"] += len(part) - len(splits[name])
         if not splits[name]:
             raise ValueError(f"prepared: no {name} row is left ({dict(dropped)})")
     tokens = sum(sum(row.loss_mask) for row in splits["train"])
     say(
         f"prepared: {len(splits['train'])} train rows with {tokens} answer tokens, "
-        f"{len(splits['heldout'])} held-out rows; dropped: {dict(dropped)}"
+        f"{len(splits['heldout'])} held-out rows; dropped: {dict(+dropped)}"
     )
     save_rows(recipe.prepared, splits, wanted)
     return recipe.prepared
@@ -118,17 +120,20 @@ def end_tokens(target: str | Path) -> set[int]:
 
 
 def _answer(
-    recipe: Recipe, prompts: list[list[int]], *, sampled: bool, say: Say
+    recipe: Recipe, prompts: list[list[int]], *, num_greedy: int, say: Say
 ) -> list[list[int]]:
-    """Answers in prompt order; fewer than prompts when `generate.seconds` ran out."""
+    """Answers in prompt order, the first `num_greedy` never sampled.
+
+    Fewer answers than prompts when `generate.seconds` ran out.
+    """
     config = recipe.generate
     chooser = random.Random(config.seed)
-    temperatures = [
-        config.temperature if sampled and chooser.random() < config.sampled_share else 0.0
-        for _ in prompts
+    temperatures = [0.0] * num_greedy + [
+        config.temperature if chooser.random() < config.sampled_share else 0.0
+        for _ in prompts[num_greedy:]
     ]
     if config.engine == "vllm":
-        return _answer_with_engine(recipe, prompts, temperatures, sampled=sampled)
+        return _answer_with_engine(recipe, prompts, temperatures)
     if any(temperatures):
         raise ValueError("generate.sampled_share: engine hf is greedy only; set it to 0")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -150,7 +155,7 @@ def _answer(
 
 
 def _answer_with_engine(
-    recipe: Recipe, prompts: list[list[int]], temperatures: list[float], *, sampled: bool
+    recipe: Recipe, prompts: list[list[int]], temperatures: list[float]
 ) -> list[list[int]]:
     """Answers from vLLM in a process of its own, whose memory is free again afterwards."""
     folder = Path(recipe.workdir)
@@ -165,7 +170,7 @@ def _answer_with_engine(
             "temperatures": temperatures,
             "max_tokens": config.max_new_tokens,
             "max_num_seqs": config.max_num_seqs,
-            "seconds": config.seconds if sampled else None,
+            "seconds": config.seconds,
             "seed": config.seed,
         },
         request,

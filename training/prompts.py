@@ -114,7 +114,8 @@ def _array_records(text: str, result: PromptSet) -> Iterator[Any]:
 
 
 def _line_records(text: str, result: PromptSet) -> Iterator[Any]:
-    for line in text.splitlines():
+    # Not splitlines: U+2028 and its like are legal inside a JSON string.
+    for line in text.split("\n"):
         if not line.strip():
             continue
         try:
