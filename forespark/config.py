@@ -78,7 +78,7 @@ class ForeSparkConfig(Section):
     rejection_sample_method: Literal["standard", "block", "synthetic"] = Field(
         default="standard",
         description="standard: lossless, token by token. block: lossless, whole blocks, only with "
-        "policy full or batchwise. synthetic: accepts at a given rate, for benchmarks only.",
+        "policy full. synthetic: accepts at a given rate, for benchmarks only.",
     )
     synthetic_acceptance_rates: list[float] | None = Field(
         default=None,
@@ -117,7 +117,7 @@ class ForeSparkConfig(Section):
                 "name a checkpoint, or set scheduler.policy: off"
             )
         if (
-            policy in TRIMMING_POLICIES
+            policy in ESTIMATOR_POLICIES
             and self.latency.artifact is None
             and self.latency.profile == "never"
         ):
@@ -128,7 +128,7 @@ class ForeSparkConfig(Section):
         if policy in TRIMMING_POLICIES and self.rejection_sample_method == "block":
             raise ValueError(
                 f"rejection_sample_method: 'block' judges whole drafts, but policy {policy} "
-                "trims them; use standard, or policy full or batchwise"
+                "trims them; use standard, or policy full"
             )
         tokens = self.num_speculative_tokens
         if tokens is not None:
@@ -151,12 +151,17 @@ class ForeSparkConfig(Section):
 
     @property
     def trims_verification(self) -> bool:
-        """Whether the policy may verify fewer tokens than were drafted."""
+        """Whether the policy may draft or verify fewer than K tokens of a request."""
         return self.scheduler.policy in TRIMMING_POLICIES
 
     @property
     def needs_estimators(self) -> bool:
         """Whether the policy needs a checkpoint with estimators."""
+        return self.scheduler.policy in ESTIMATOR_POLICIES
+
+    @property
+    def needs_prices(self) -> bool:
+        """Whether the policy weighs tokens against step latencies."""
         return self.scheduler.policy in ESTIMATOR_POLICIES
 
     def batchwise_ranges(self, num_speculative_tokens: int) -> tuple[tuple[int, int, int], ...]:

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Policy = Literal["off", "full", "batchwise", "adaptive_verification", "single_curve", "joint"]
-TRIMMING_POLICIES = ("adaptive_verification", "single_curve", "joint")
-ESTIMATOR_POLICIES = TRIMMING_POLICIES
+ESTIMATOR_POLICIES = ("adaptive_verification", "single_curve", "joint")
+TRIMMING_POLICIES = ("batchwise", *ESTIMATOR_POLICIES)
+"""Policies with fewer than K tokens in a draft or a verification."""
 
 
 def _unquoted_off(value: object) -> object:

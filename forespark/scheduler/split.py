@@ -56,3 +56,10 @@ def _top_prefixes(scores: FloatArray, start: IntArray, stop: IntArray, budget: i
     rows = np.repeat(np.arange(scores.shape[0]), stop - start)
     lengths = start + np.bincount(rows[wins], minlength=scores.shape[0])
     return lengths.astype(np.int32)
+
+
+def even_split(total: int, parts: int) -> IntArray:
+    """int32 [parts] as equal as possible, larger shares first: where only a sum is known."""
+    shares = np.full(parts, total // parts, dtype=np.int32)
+    shares[: total % parts] += 1
+    return shares

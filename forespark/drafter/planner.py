@@ -1,0 +1,155 @@
+"""The host side of a step: limits, stale scores, the plan, and the re-plan of B.
+
+Everything here is NumPy on numbers of the previous step; nothing waits for the GPU except for the
+copy launched one step ago.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forespark.core import Decision, FloatArray, IntArray, StepInputs, VerifyInputs
+from forespark.drafter.requests import RequestLimits
+from forespark.estimators.stale import CopyTicket, StaleScores
+from forespark.scheduler.policies import Policy, ScoreSource
+
+
+@dataclass
+class DraftRecord:
+    """What was planned and launched in one step."""
+
+    req_ids: list[str]
+    slots: IntArray  # [n]
+    limits: IntArray  # [n] longest draft of each request
+    decision: Decision
+    drafted: int  # D
+    ticket: CopyTicket
+    index: int  # running number of the draft
+    launched_at: float = field(default_factory=time.perf_counter)
+    verify: Decision | None = None  # how its verification was re-planned
+    exact_lens: dict[str, int] | None = None  # d_i, where the host has them anyway
+
+
+class StepPlanner:
+    """One per worker; all ranks of a tensor-parallel group compute the same plans."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: RequestLimits,
+        max_num_reqs: int,
+        num_speculative_tokens: int,
+        prior_acceptance: float,
+        min_draft_len: int,
+    ) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.min_draft_len = min_draft_len
+        self.stale = {
+            source: StaleScores(max_num_reqs, num_speculative_tokens, prior_acceptance)
+            for source in {policy.plan_scores, policy.replan_scores} - {ScoreSource.NONE}
+        }
+        self._shape = (max_num_reqs, num_speculative_tokens)
+        self.last: DraftRecord | None = None
+        self._drafts = 0
+
+    def admit(self, slot: int, max_seq_len: int, enabled: bool) -> None:
+        """A new or resumed request: it was never drafted and no estimate of it exists."""
+        self.limits.add(slot, max_seq_len, enabled)
+        for scores in self.stale.values():
+            scores.mark_new(slot)
+
+    def _scores(self, source: ScoreSource, slots: IntArray) -> FloatArray:
+        if source is ScoreSource.NONE:
+            return np.zeros((len(slots), self._shape[1]), dtype=np.float32)
+        return self.stale[source].gather(slots)
+
+    def publish(self, source: ScoreSource, scores: FloatArray, ticket: CopyTicket) -> None:
+        """Scores [max_num_reqs, K] that arrived from the device, one step old."""
+        if source in self.stale:
+            self.stale[source].publish(scores, ticket)
+
+    def plan(
+        self,
+        req_ids: Sequence[str],
+        slots: IntArray,
+        num_computed: IntArray,
+        num_scheduled: IntArray,
+        num_drafts: IntArray,
+        sampling: IntArray,
+    ) -> DraftRecord:
+        """Choose this step's D (and a first B) for the requests of the batch just verified."""
+        limits = self.limits.update(slots, num_computed, num_scheduled, num_drafts, sampling)
+        num_emit = int(sampling.sum())
+        unfinished_prefill = int(num_scheduled[~sampling].sum())
+        inputs = StepInputs(
+            scores=self._scores(self.policy.plan_scores, slots),
+            draft_limits=limits,
+            num_emit=max(num_emit, 1),
+            num_non_draft_tokens=num_emit + unfinished_prefill,
+            min_draft_len=self.min_draft_len,
+        )
+        decision = self.policy.plan(inputs)
+        if decision.max_draft_len is not None:
+            limits = np.minimum(limits, decision.max_draft_len).astype(np.int32)
+        drafted = min(decision.plan.draft_budget, int(limits.sum()))
+        ticket = next(iter(self.stale.values())).ticket(slots) if self.stale else None
+        if ticket is None:
+            ticket = CopyTicket(np.asarray(slots), np.zeros(len(slots), dtype=np.int64))
+        self._drafts += 1
+        self.last = DraftRecord(
+            list(req_ids), np.asarray(slots), limits, decision, drafted, ticket, self._drafts
+        )
+        return self.last
+
+    def present(self, scheduled: Mapping[str, int]) -> int:
+        """Drafted tokens that are certainly still there, given the drafts scheduled per request.
+
+        A request that finished, was aborted or got fewer drafts takes away what it may have held:
+        d_i where the host has it, its limit otherwise.
+        """
+        record = self.last
+        if record is None:
+            return 0
+        if record.exact_lens is not None:
+            return sum(min(d, scheduled.get(r, 0)) for r, d in record.exact_lens.items())
+        missing = sum(
+            max(0, int(limit) - scheduled.get(req_id, 0))
+            for req_id, limit in zip(record.req_ids, record.limits, strict=True)
+        )
+        return max(0, record.drafted - missing)
+
+    def replan(
+        self,
+        req_ids: Sequence[str],
+        slots: IntArray,
+        scheduled_drafts: IntArray,  # [n]
+        num_non_draft_tokens: int,  # N as it will run
+        num_emit: int,
+        max_budget: int,
+    ) -> Decision:
+        """B for the verification that is about to run, at its real N and what is left of D."""
+        record = self.last
+        scheduled = dict(zip(req_ids, (int(s) for s in scheduled_drafts), strict=True))
+        cap = min(self.present(scheduled), int(sum(scheduled.values())), max_budget)
+        held = np.minimum(scheduled_drafts, self.limits.last(slots))
+        decision = self.policy.replan(
+            VerifyInputs(
+                scores=self._scores(self.policy.replan_scores, slots),
+                draft_limits=held.astype(np.int32),
+                num_emit=max(num_emit, 1),
+                num_non_draft_tokens=num_non_draft_tokens,
+                draft_budget=0 if record is None else record.drafted,
+                num_drafted_reqs=0 if record is None else len(record.req_ids),
+                verify_cap=cap,
+                min_draft_len=self.min_draft_len,
+            )
+        )
+        if record is not None:
+            record.verify = decision
+        return decision
+

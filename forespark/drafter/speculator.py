@@ -1,0 +1,401 @@
+"""The variable-length DFlash2 speculator: estimate -> schedule -> draft, in one `propose` (section 4).
+
+Draft lengths live on the device. vLLM's scheduler keeps believing in K drafts per request: columns
+past a draft hold -1, the slot's drafted count bounds what can be verified, and whatever is not
+verified counts as rejected, on the host and on the device alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backends.utils import PAD_SLOT_ID
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
+
+from forespark.config import ForeSparkConfig
+from forespark.drafter.checkpoint import estimators_of
+from forespark.drafter.estimate import DeviceEstimators
+from forespark.drafter.host_copy import HostCopies
+from forespark.drafter.packed_conv import use_packed_convolutions
+from forespark.drafter.planner import DraftRecord, StepPlanner
+from forespark.drafter.selector import DraftRows, SelectorWalk, packed_edge_scores
+from forespark.scheduler.policies import ScoreSource
+from forespark.scheduler.split import even_split
+from forespark.triton_kernels.pack import pack
+from forespark.triton_kernels.pack_types import (
+    EngineBuffers,
+    PackBuffers,
+    PackInputs,
+    PackLayout,
+)
+from forespark.triton_kernels.rank import rank
+
+
+class ForeSparkSpeculator(DFlash2Speculator):
+    """DFlash2 whose drafts are exactly as long as the scheduler decided."""
+
+    _speculator_name = "ForeSpark"
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, config: ForeSparkConfig
+    ) -> None:
+        super().__init__(vllm_config, device)
+        self.config = config
+        # The post-draft estimator replaces vLLM's online one.
+        self.use_acceptance_estimator = False
+        self.planner: StepPlanner | None = None  # set once the step costs are known
+        self.observer: Any = None  # forespark.verifier.observe.Observer, rank 0 only
+        self.estimators: DeviceEstimators | None = None
+        reqs, steps = self.max_num_reqs, self.num_speculative_steps
+        self.draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)  # by batch index
+        self.slot_draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)
+        self.slot_scores = torch.zeros(reqs, steps, device=device)  # g, by request slot
+        self.slot_survival = torch.zeros(reqs, steps, device=device)  # S~, by request slot
+        self._scores = torch.zeros(reqs, steps, device=device)
+        self._post_logits = torch.zeros(reqs, steps, device=device)
+        self._columns = torch.arange(steps, device=device)
+        self._batch_index = torch.arange(reqs, device=device)
+        self.walk = SelectorWalk(self.candidate_sampler, reqs, device)
+        self.packed = PackBuffers.allocate(
+            reqs, self.max_num_tokens, steps, device, pad_slot_id=PAD_SLOT_ID
+        )
+        self.copies = HostCopies(
+            {
+                "scores": ((reqs, steps), torch.float32),
+                "survival": ((reqs, steps), torch.float32),
+                "draft_lens": ((reqs,), torch.int32),
+                "num_sampled": ((reqs,), torch.int32),
+                "num_rejected": ((reqs,), torch.int32),
+            },
+            device,
+        )
+        # Without asynchronous scheduling the host has seen the step's results before it schedules
+        # the next one, so reading d_i as well costs nothing.
+        self.reads_lengths = device.type == "cpu"
+        self.profile_draft: int | None = None  # D of a timed dummy draft; see verifier.profile
+
+    def load_draft_model(
+        self, target_model: nn.Module, target_attn_layer_names: set[str]
+    ) -> nn.Module:
+        model = super().load_draft_model(target_model, target_attn_layer_names)
+        if not use_packed_convolutions(model, self.packed.row_offset):
+            raise ValueError(
+                f"model: {self.draft_model_config.model} has no grouped convolution, so it is not "
+                "a DFlash2 drafter; use a DFlash2 checkpoint, or vLLM's own method for this one"
+            )
+        found = estimators_of(self.draft_model_config, model, self.num_speculative_steps)
+        if found is not None:
+            self.estimators = DeviceEstimators(
+                found,
+                model,
+                self.dtype,
+                self.device,
+                single_curve=self.config.scheduler.policy == "single_curve",
+            )
+        elif self.config.needs_estimators:
+            raise ValueError(
+                f"scheduler.policy: {self.config.scheduler.policy} needs estimators, and "
+                f"{self.draft_model_config.model} has no estimators/ folder; train them, or use "
+                "policy full or batchwise"
+            )
+        return model
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        # The packed drafter runs eagerly: its batch shape changes with every plan.
+        super().init_cudagraph_manager(CUDAGraphMode.NONE)
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any],
+        slot_mappings: dict[str, torch.Tensor],
+        last_hidden_states: torch.Tensor,
+        aux_hidden_states: list[torch.Tensor] | None,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        timed = dummy_run and self.profile_draft is not None
+        if dummy_run and not timed:
+            return super().propose(
+                input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states,
+                num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds,
+                dp_sync_state, dummy_run, skip_attn_for_dummy_run, mm_inputs, is_profile,
+                num_speculative_tokens,
+            )  # fmt: skip
+        num_reqs, num_tokens = input_batch.num_reqs, input_batch.num_tokens
+        # schedule (host): D from last step's scores
+        record, drafted = (None, 0) if timed else self._schedule(input_batch)
+        slots = input_batch.idx_mapping
+        # estimate: context features of every row, scores at the anchors
+        assert aux_hidden_states is not None
+        features = self.model.combine_hidden_states(torch.cat(aux_hidden_states, dim=-1))
+        self.hidden_states[:num_tokens].copy_(features[:num_tokens])
+        anchors = torch.where(
+            num_sampled > 0,
+            last_sampled.flatten()[slots].long(),
+            next_prefill_tokens.view(-1, self.max_num_reqs)[0][slots].long(),
+        )
+        draft_lens = self.draft_lens[:num_reqs]
+        if timed:
+            drafted = self.profile_draft or 0
+            draft_lens.copy_(torch.from_numpy(even_split(drafted, num_reqs)))
+        elif record is None:
+            # Before prices exist (warm-up), full blocks: every column must hold a token.
+            drafted = num_reqs * self.num_speculative_steps
+            draft_lens.fill_(self.num_speculative_steps)
+        else:
+            self._split(record, input_batch, num_rejected, anchors, draft_lens)
+        # draft: exactly these lengths, nothing padded
+        self._pack(
+            input_batch, num_sampled, num_rejected, last_sampled, next_prefill_tokens,
+            temperature, seeds, draft_lens, dummy_run,
+        )  # fmt: skip
+        # The drafter's context keys and values exist for every accepted row, drafted from or not.
+        self._precompute_context_kv(0, num_tokens)
+        tokens = self.draft_tokens[:num_reqs]
+        if drafted:
+            self._draft(input_batch, drafted, draft_lens, anchors)
+            tokens.masked_fill_(self._columns >= draft_lens[:, None], -1)
+        else:
+            tokens.fill_(-1)
+            self._post_logits[:num_reqs].fill_(0.0)
+        if not timed:
+            self._publish(record, slots, draft_lens, num_sampled, num_rejected)
+        return tokens
+
+    def _schedule(self, input_batch: InputBatch) -> tuple[DraftRecord | None, int]:
+        """Take in last step's measurements, then plan this one."""
+        arrived = self.copies.collect()
+        if self.planner is None:
+            return None, 0
+        if arrived is not None:
+            previous: DraftRecord = arrived.context
+            self.planner.publish(ScoreSource.PRE_DRAFT, arrived.arrays["scores"], previous.ticket)
+            self.planner.publish(
+                ScoreSource.SINGLE_CURVE, arrived.arrays["scores"], previous.ticket
+            )
+            self.planner.publish(
+                ScoreSource.POST_DRAFT, arrived.arrays["survival"], previous.ticket
+            )
+            if self.observer is not None:
+                self.observer.observe(previous, arrived.arrays)
+        drafts = input_batch.num_draft_tokens_per_req
+        scheduled = input_batch.num_scheduled_tokens
+        drafts = np.zeros_like(scheduled) if drafts is None else drafts
+        computed = input_batch.num_computed_tokens_np
+        record = self.planner.plan(
+            input_batch.req_ids,
+            input_batch.idx_mapping_np,
+            computed,
+            scheduled,
+            drafts,
+            computed + scheduled - drafts >= input_batch.prefill_len_np,
+        )
+        return record, record.drafted
+
+    def _split(
+        self,
+        record: DraftRecord,
+        input_batch: InputBatch,
+        num_rejected: torch.Tensor,
+        anchors: torch.Tensor,
+        draft_lens: torch.Tensor,
+    ) -> None:
+        """D over the requests by their current scores, on the device."""
+        num_reqs = input_batch.num_reqs
+        limits = async_tensor_h2d(record.limits, device=self.device, dtype=torch.int32)
+        scores = self._scores[:num_reqs]
+        if self.estimators is None:
+            scores.zero_()
+        else:
+            last_row = input_batch.query_start_loc[1 : num_reqs + 1] - num_rejected - 1
+            self.estimators.scores(self.hidden_states[last_row], anchors, limits, scores)
+        slots = input_batch.idx_mapping
+        self.slot_scores[slots] = scores
+        if record.drafted == int(record.limits.sum()):
+            draft_lens.copy_(limits)  # everything eligible: nothing to rank
+        elif record.drafted == 0:
+            draft_lens.zero_()
+        else:
+            rank(
+                scores, limits, record.drafted, draft_lens, slots.to(torch.int32),
+                self.config.scheduler.min_draft_len,
+            )  # fmt: skip
+
+    def _pack(
+        self,
+        input_batch: InputBatch,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        next_prefill_tokens: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor,
+        draft_lens: torch.Tensor,
+        dummy_run: bool,
+    ) -> None:
+        """Lay out the packed batch, once for each KV cache group of the drafter."""
+        buffers = self.input_buffers
+        for index, gid in enumerate(self.draft_kv_cache_group_ids):
+            tables = self.block_tables
+            slot_mapping = tables.slot_mappings[gid]
+            pack(
+                PackInputs(
+                    positions=input_batch.positions,
+                    query_start_loc=input_batch.query_start_loc,
+                    idx_mapping=input_batch.idx_mapping.to(torch.int32),
+                    num_sampled=num_sampled.to(torch.int32),
+                    num_rejected=num_rejected.to(torch.int32),
+                    last_sampled=last_sampled.flatten(),
+                    next_prefill_tokens=next_prefill_tokens.view(-1, self.max_num_reqs)[0],
+                    temperature=temperature,
+                    seeds=seeds,
+                    block_table=tables.input_block_tables[gid],
+                ),
+                draft_lens,
+                EngineBuffers(
+                    input_ids=buffers.input_ids,
+                    positions=buffers.positions,
+                    query_start_loc=buffers.query_start_loc,
+                    seq_lens=buffers.seq_lens,
+                    slot_mapping=slot_mapping,
+                ),
+                self.packed,
+                PackLayout(
+                    mask_token_id=self.parallel_drafting_token_id,
+                    block_size=tables.block_sizes[gid],
+                    num_speculative_tokens=self.num_speculative_steps,
+                    max_num_reqs=self.max_num_reqs,
+                    max_num_tokens=self.max_num_tokens,
+                    max_model_len=self.max_model_len,
+                    pad_slot_id=PAD_SLOT_ID,
+                ),
+                int(input_batch.num_scheduled_tokens.max()),
+            )
+            if dummy_run:
+                # Dummy block tables are placeholders: write no keys or values.
+                slot_mapping.fill_(PAD_SLOT_ID)
+                self.packed.context_slot_mapping.fill_(PAD_SLOT_ID)
+            self._context_slot_mappings[index].copy_(self.packed.context_slot_mapping)
+        self.context_positions.copy_(self.packed.context_positions)
+
+    def _draft(
+        self,
+        input_batch: InputBatch,
+        drafted: int,
+        draft_lens: torch.Tensor,
+        anchors: torch.Tensor,
+    ) -> None:
+        """Backbone on D + n packed rows, heads on the D drafted ones."""
+        num_reqs = input_batch.num_reqs
+        rows_total = drafted + num_reqs
+        longest = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
+        self.draft_max_seq_len = min(longest + self.num_query_per_req, self.max_model_len)
+        hidden = self._run_model(
+            rows_total,
+            self._attention(input_batch, rows_total),
+            build_slot_mappings_by_layer(
+                self.block_tables.slot_mappings[:, :rows_total], self.kv_cache_config
+            ),
+            None,
+        )
+        rows = DraftRows(
+            batch=torch.repeat_interleave(
+                self._batch_index[:num_reqs], draft_lens.long(), output_size=drafted
+            ),
+            step=self.packed.sample_step[:drafted].long(),
+            slot=self.packed.sample_slot[:drafted],
+            position=self.packed.sample_pos[:drafted],
+        )
+        hidden = hidden[self.packed.sample_row[:drafted]]
+        candidates, unary = self.model.compute_candidates(hidden)
+        row_anchors = anchors[rows.batch]
+        scores = packed_edge_scores(
+            self.model.model.candidate_selector, candidates, unary, hidden, row_anchors, rows.step
+        )
+        self.walk.run(
+            rows, num_reqs, candidates, scores, self.packed.temperature, self.packed.seeds,
+            self.draft_tokens, self.draft_logits, self.use_fp64_gumbel,
+        )  # fmt: skip
+        if self.estimators is not None:
+            at = (rows.batch, rows.step)
+            chosen = self.draft_tokens[at]
+            previous = torch.where(rows.step == 0, row_anchors, chosen.roll(1))
+            self._post_logits[at] = self.estimators.post_logits(hidden, previous, chosen)
+
+    def _attention(self, input_batch: InputBatch, rows_total: int) -> dict[str, Any]:
+        """Block-diagonal attention: each request is one sequence over its own blocks.
+
+        The host knows only the total, so its lengths are an even split and K + 1 their bound.
+        """
+        num_reqs = input_batch.num_reqs
+        buffers = self.input_buffers
+        start_loc = np.zeros(num_reqs + 1, dtype=np.int32)
+        np.cumsum(even_split(rows_total, num_reqs), out=start_loc[1:])
+        upper = input_batch.seq_lens_cpu_upper_bound[:num_reqs] + self.num_query_per_req
+        return build_attn_metadata(
+            attn_groups=self.attn_groups,
+            num_reqs=num_reqs,
+            num_tokens=rows_total,
+            query_start_loc_gpu=buffers.query_start_loc[: num_reqs + 1],
+            query_start_loc_cpu=torch.from_numpy(start_loc),
+            max_query_len=self.num_query_per_req,
+            seq_lens=buffers.seq_lens[:num_reqs],
+            max_seq_len=self.draft_max_seq_len,
+            block_tables=[table[:num_reqs] for table in self.block_tables.input_block_tables],
+            slot_mappings=self.block_tables.slot_mappings[:, :rows_total],
+            kv_cache_config=self.kv_cache_config,
+            causal=self._group_causal,
+            seq_lens_cpu_upper_bound=upper.clamp(max=self.max_model_len).to(torch.int32),
+            positions=buffers.positions[:rows_total],
+            is_prefilling=self.draft_is_prefilling[:num_reqs],
+        )
+
+    def _publish(
+        self,
+        record: DraftRecord | None,
+        slots: torch.Tensor,
+        draft_lens: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> None:
+        """Keep lengths and S~ by request slot for the verifier; start their copy to the host."""
+        num_reqs = slots.shape[0]
+        self.slot_draft_lens[slots] = draft_lens
+        if self.estimators is not None:
+            survival = self.estimators.post_survival(self._post_logits[:num_reqs], draft_lens)
+            self.slot_survival[slots] = survival
+        if record is None:
+            return
+        if self.reads_lengths:
+            lengths = draft_lens.tolist()
+            record.exact_lens = dict(zip(record.req_ids, lengths, strict=True))
+        self.copies.launch(
+            {
+                "scores": self.slot_scores,
+                "survival": self.slot_survival,
+                "draft_lens": draft_lens,
+                "num_sampled": num_sampled,
+                "num_rejected": num_rejected,
+            },
+            record,
+        )

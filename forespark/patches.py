@@ -1,0 +1,195 @@
+"""ForeSpark's patches of vLLM 0.32.0 beyond the engine arguments, each naming what it changes.
+
+They are inert unless `additional_config["forespark"]` is set: an installed plugin changes nothing
+for other models.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from forespark.engine_args import active_config
+from forespark.patching import Patch
+
+_RUNNER = "vllm.v1.worker.gpu.model_runner"
+_CHUNK_BYTES = 2**32
+
+
+def _config_of(vllm_config: Any) -> Any:
+    return active_config(vllm_config.additional_config)
+
+
+def _init_speculator(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        config = _config_of(vllm_config)
+        if config is None:
+            return original(vllm_config, device, req_states)
+        from forespark.verifier.setup import make_speculator
+
+        return make_speculator(vllm_config, device, config)
+
+    return init_speculator
+
+
+def _initialize_kv_cache(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if _config_of(self.vllm_config) is not None:
+            from forespark.verifier.setup import attach_manager
+
+            attach_manager(self)
+        return result
+
+    return initialize_kv_cache
+
+
+def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_requests(self: Any, scheduler_output: Any) -> Any:
+        result = original(self, scheduler_output)
+        if _config_of(self.vllm_config) is not None:
+            from forespark.verifier.setup import admit_opt_outs
+
+            admit_opt_outs(self, scheduler_output)
+        return result
+
+    return add_requests
+
+
+def _compile_or_warm_up(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_or_warm_up_model(self: Any) -> Any:
+        result = original(self)
+        config = _config_of(self.vllm_config)
+        if config is not None:
+            from forespark.verifier.setup import finish_start
+
+            finish_start(self.model_runner, config)
+        return result
+
+    return compile_or_warm_up_model
+
+
+def _without_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def validate(self: Any) -> None:
+        graphs = self.compilation_config.cudagraph_mode.has_full_cudagraphs()
+        if _config_of(self) is None or graphs:
+            original(self)
+
+    return validate
+
+
+def _any_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def resolve(mode: Any, **kwargs: Any) -> Any:
+        return original(mode, **kwargs) if mode.has_full_cudagraphs() else mode
+
+    return resolve
+
+
+def _only_with_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unsupported_backend(attn_groups: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+            return None
+        return original(attn_groups, vllm_config, *args, **kwargs)
+
+    return unsupported_backend
+
+
+def _init_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _config_of(self.vllm_config) is not None:
+            for patch in worker_patches():
+                patch.apply()
+        return original(self, *args, **kwargs)
+
+    return init_device
+
+
+def worker_patches() -> list[Patch]:
+    """Applied in a worker that serves ForeSpark, before its model runner is imported."""
+    from vllm.platforms import current_platform
+
+    cpu = current_platform.is_cpu()
+    worker = "vllm.v1.worker.cpu_worker:CPUWorker" if cpu else "vllm.v1.worker.gpu_worker:Worker"
+    patches = [
+        Patch(
+            _RUNNER,
+            "init_speculator",
+            "the speculator is chosen by method name; dflash becomes ForeSpark's when asked for",
+            wrap=_init_speculator,
+        ),
+        Patch(
+            f"{_RUNNER}:GPUModelRunner",
+            "initialize_kv_cache",
+            "the adaptive-verification manager is built here; replace it by the distributor",
+            wrap=_initialize_kv_cache,
+        ),
+        Patch(
+            f"{_RUNNER}:GPUModelRunner",
+            "add_requests",
+            "sampling parameters do not reach the manager; a request may opt out of drafts",
+            wrap=_add_requests,
+        ),
+        Patch(
+            worker,
+            "compile_or_warm_up_model",
+            "costs are profiled only with graphs and without the LM head; measure them when warm",
+            wrap=_compile_or_warm_up,
+        ),
+        Patch(
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+            "MAX_CHUNK_BYTES",
+            "1 GiB of logits caps B at 1,254 tokens for 512 requests of a 150k vocabulary",
+            replacement=_CHUNK_BYTES,
+        ),
+    ]
+    if cpu:
+        return patches  # CPU mode lifts the two graph checks for every method
+    return [
+        *patches,
+        Patch(
+            _RUNNER,
+            "resolve_adaptive_cudagraph_mode",
+            "adaptive verification asserts full CUDA graphs; eagerly any query length works",
+            wrap=_any_mode,
+        ),
+        Patch(
+            "vllm.v1.worker.gpu.spec_decode.adaptive_verification",
+            "get_varlen_cudagraph_unsupported_backend",
+            "a backend is refused for its graphs even when none are captured",
+            wrap=_only_with_graphs,
+        ),
+    ]
+
+
+def host_patches() -> list[Patch]:
+    """Applied by the plugin in every process."""
+    from vllm.platforms import current_platform
+
+    patches = [
+        Patch(
+            "vllm.v1.worker.worker_base:WorkerWrapperBase",
+            "init_device",
+            "the model runner is imported here: the last moment to patch its imports",
+            wrap=_init_device,
+        ),
+    ]
+    if current_platform.is_cpu():
+        return patches
+    return [
+        *patches,
+        Patch(
+            "vllm.config.vllm:VllmConfig",
+            "_validate_adaptive_verification",
+            "adaptive verification is refused without full CUDA graphs; eagerly it works",
+            wrap=_without_graphs,
+        ),
+    ]

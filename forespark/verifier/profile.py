@@ -1,0 +1,110 @@
+"""Step costs measured on the warm engine: what one more drafted or verified token really costs.
+
+T_verify is the target's forward pass, its LM head and the greedy choice, by token count; it also
+carries what every step pays for the drafter (context features and their keys and values). T_draft
+is what a packed draft of D + n rows adds to that, so a step that drafts nothing pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from forespark.core import LatencyTable
+from forespark.drafter.speculator import ForeSparkSpeculator
+
+REPEATS = 5
+WARM_UPS = 2
+CPU_CONTEXT = 128  # tokens of context a timed step attends to; GPUs take vLLM's own setting
+
+
+def measure_tables(
+    runner: Any, speculator: ForeSparkSpeculator, captured: list[int]
+) -> tuple[LatencyTable, LatencyTable]:
+    """(T_draft, T_verify) of this worker, medians of `REPEATS` runs at every size."""
+    width = speculator.num_query_per_req
+    most = min(runner.max_num_tokens, runner.max_num_reqs * width)
+    sizes = sorted({*captured, *_powers_of_two(most)})
+    context = _context_len(runner)
+    verify = [(size, _verify_ms(runner, speculator, size, context)) for size in sizes]
+    rows = [size for size in _powers_of_two(most) if size >= 2]
+    draft = [(size, _draft_ms(runner, speculator, size, context)) for size in rows]
+    limit = max(captured, default=0)
+    return _table(draft, 0), _table(verify, limit)
+
+
+def _powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... and `most` itself."""
+    return sorted({most, *(1 << k for k in range(most.bit_length()))} - {0})
+
+
+def _context_len(runner: Any) -> int:
+    import vllm.envs as envs
+
+    wanted = envs.VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN
+    if runner.device.type == "cpu":
+        wanted = min(wanted, CPU_CONTEXT)
+    return min(wanted, runner.max_model_len // 2)
+
+
+def _timed_steps(
+    runner: Any, speculator: ForeSparkSpeculator, num_tokens: int, context: int, drafted: int
+) -> tuple[float, float]:
+    """Median (target forward, drafter) milliseconds of a dummy step that drafts `drafted`."""
+    speculator.profile_draft = drafted
+    try:
+        for _ in range(WARM_UPS):
+            runner._dummy_run(num_tokens, context_len=context)
+        with runner.step_timing.collect() as samples:
+            for _ in range(REPEATS):
+                runner._dummy_run(num_tokens, context_len=context)
+    finally:
+        speculator.profile_draft = None
+    forward = statistics.median(sample.forward_ms for sample in samples)
+    return forward, statistics.median(sample.drafter_ms for sample in samples)
+
+
+def _verify_ms(runner: Any, speculator: ForeSparkSpeculator, size: int, context: int) -> float:
+    forward, upkeep = _timed_steps(runner, speculator, size, context, drafted=0)
+    hidden = torch.zeros(
+        size, runner.model_config.get_hidden_size(), dtype=runner.dtype, device=runner.device
+    )
+
+    def head() -> torch.Tensor:
+        return runner.model.compute_logits(hidden).argmax(dim=-1)
+
+    return forward + upkeep + _timed_ms(runner.device, head)
+
+
+def _draft_ms(runner: Any, speculator: ForeSparkSpeculator, rows: int, context: int) -> float:
+    num_reqs = -(-rows // speculator.num_query_per_req)
+    _, idle = _timed_steps(runner, speculator, num_reqs, context, drafted=0)
+    _, busy = _timed_steps(runner, speculator, num_reqs, context, drafted=rows - num_reqs)
+    return max(busy - idle, 1e-3)
+
+
+def _timed_ms(device: torch.device, run: Callable[[], object]) -> float:
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) * 1e3
+
+    with torch.inference_mode():
+        once()
+        return statistics.median(once() for _ in range(REPEATS))
+
+
+def _table(points: list[tuple[int, float]], captured_limit: int) -> LatencyTable:
+    sizes, ms = np.array(points, dtype=np.float64).T
+    # Disturbances only ever add time, so a step costs no more than any larger one was seen to cost.
+    ms = np.minimum.accumulate(ms[::-1])[::-1]
+    return LatencyTable(sizes, ms, captured_limit, source="start-up profile")
