@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,16 @@ def save_checkpoint(
     (folder / ".config.json.tmp").write_text(text, encoding="utf-8")
     os.replace(folder / ".config.json.tmp", folder / "config.json")
     save_estimators(folder, model.pre_draft, model.post_draft, dtype=dtype)
+
+
+def save_beside(model: ForeSparkDraftModel, drafter: str | Path, folder: str | Path) -> None:
+    """Write the estimators of a frozen drafter beside its own, unchanged files."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(Path(drafter).iterdir()):
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+    save_estimators(folder, model.pre_draft, model.post_draft, dtype=torch.float32)
 
 
 def fold_features(model: ForeSparkDraftModel, scale: torch.Tensor) -> None:

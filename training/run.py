@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from forespark.training.curve import CurveRecorder, time_estimators
-from forespark.training.folder import build_model, fold_features, load_checkpoint, save_checkpoint
+from forespark.training.folder import (
+    build_model,
+    fold_features,
+    load_checkpoint,
+    save_beside,
+    save_checkpoint,
+)
 from forespark.training.history import History
 from forespark.training.loader import TrainLoader
 from forespark.training.model import ForeSparkDraftModel
@@ -97,7 +103,10 @@ def train(
         return (step - trainer.first_step) / max(1e-9, time.monotonic() - started)
 
     def publish() -> None:
-        save_checkpoint(model, recipe.checkpoint, verifier_name=recipe.target_name)
+        if recipe.drafter.freeze and recipe.drafter.init:
+            save_beside(model, recipe.drafter.init, recipe.checkpoint)
+        else:
+            save_checkpoint(model, recipe.checkpoint, verifier_name=recipe.target_name)
         write_provenance(recipe, trainer, schedule)
 
     arguments = call_kwargs(recipe, device, say)
