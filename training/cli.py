@@ -25,7 +25,7 @@ Minutes = Annotated[
     float | None, typer.Option("--minutes", min=0.1, help="End this call after so many minutes.")
 ]
 
-_EVALUATION_MINUTES = 3.0  # left in the box for `all` to start the evaluation
+_EVALUATION_MINUTES = 5.0  # left in the box for `all` to start the evaluation
 _SAVE_MINUTES = 0.3  # kept back from the training for its last checkpoint
 
 
