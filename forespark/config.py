@@ -95,6 +95,11 @@ class ForeSparkConfig(Section):
     quantization: str | None = Field(
         default=None, description="Quantisation of the drafter's weights."
     )
+    draft_load_config: dict[str, Any] | None = Field(
+        default=None,
+        description="How the drafter's weights are loaded, as vLLM's load config "
+        "(for example {load_format: safetensors}); null: as the target's.",
+    )
     revision: str | None = Field(default=None, description="Hub revision of the drafter.")
     code_revision: str | None = Field(
         default=None, description="Hub revision of the drafter's code."
@@ -255,6 +260,7 @@ _PASSED_ON = (
     "synthetic_acceptance_length",
     "draft_tensor_parallel_size",
     "quantization",
+    "draft_load_config",
     "revision",
     "code_revision",
     "max_model_len",
