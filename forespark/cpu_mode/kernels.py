@@ -93,10 +93,47 @@ KERNELS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Kernels of the V2 runner without a CPU implementation, and the feature that launches them.
+REFUSED: dict[str, str] = {
+    **{
+        f"{_RUNNER}.spec_decode.target_dependent_ar.speculator.{kernel}": (
+            "an autoregressive drafter (EAGLE, MTP)"
+        )
+        for kernel in (
+            "_prepare_prefill_inputs_kernel",
+            "_prepare_decode_inputs_kernel",
+            "_update_draft_inputs_kernel",
+        )
+    },
+    f"{_RUNNER}.spec_decode.standalone_ar.speculator._prepare_prefill_inputs_kernel": (
+        "a standalone draft model"
+    ),
+    f"{_RUNNER}.spec_decode.multi_module_mtp.speculator._prepare_input_buffers_kernel": (
+        "a multi-module MTP drafter"
+    ),
+    f"{_RUNNER}.model_states.mamba_hybrid._scatter_num_accepted_kernel": "a hybrid target",
+    f"{_RUNNER}.model_states.mamba_hybrid._fill_num_accepted_kernel": "a hybrid target",
+    f"{_RUNNER}.sample.watermark._philox_gumbel_kernel": "watermarking",
+    f"{_RUNNER}.sample.trace_replay._trace_replay_kernel": "trace replay",
+    f"{_RUNNER}.mm.rope._prepare_rope_positions_kernel": "multimodal rotary positions",
+}
+
+
+def _refuse(feature: str) -> Callable[..., Any]:
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise ValueError(
+            f"{feature}: CPU mode has no kernel for it; a DFlash or DFlash2 drafter, or the target "
+            "alone, works on a CPU"
+        )
+
+    return refuse
+
+
 def register_torch_kernels() -> None:
     """Register every implementation once (imports the modules that own the kernels)."""
     from vllm.triton_utils import dispatcher
 
-    missing = {name: impl for name, impl in KERNELS.items() if name not in dispatcher._registry}
+    implementations = KERNELS | {name: _refuse(feature) for name, feature in REFUSED.items()}
+    missing = {n: impl for n, impl in implementations.items() if n not in dispatcher._registry}
     if missing:
         dispatcher.register_kernels(missing)
