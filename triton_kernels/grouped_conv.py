@@ -27,26 +27,31 @@ def _grouped_conv_kernel(
     delta_stride_row,
     delta_stride_tap,
     base_stride,
-    CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     TAPS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,  # power of two >= GROUP_SIZE
 ):
     row = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = channel < CHANNELS
-    group = channel // GROUP_SIZE
+    # A [groups, channels of a group] tile: a group's correction is loaded once, not per channel.
+    group = (tl.program_id(1) * BLOCK_GROUPS + tl.arange(0, BLOCK_GROUPS))[:, None]
+    inner = tl.arange(0, BLOCK_CHANNELS)[None, :]
+    inside = (group < GROUPS) & (inner < GROUP_SIZE)
+    channel = group * GROUP_SIZE + inner
     offset = tl.load(row_offset_ptr + row)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
+    total = tl.zeros([BLOCK_GROUPS, BLOCK_CHANNELS], dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        mask = inside & (offset >= tap)
+        in_reach = group < tl.where(offset >= tap, GROUPS, 0)
+        mask = in_reach & (inner < GROUP_SIZE)
         weight = tl.load(base_ptr + tap * base_stride + channel, mask=mask, other=0.0)
         change_ptr = delta_ptr + row * delta_stride_row + tap * delta_stride_tap + group
-        change = tl.load(change_ptr, mask=mask, other=0.0)
-        # A padding row before the first block has an offset of 0, so row - tap is never negative.
+        change = tl.load(change_ptr, mask=in_reach, other=0.0)
+        # row_offset <= row, so row - tap is never negative where it is read
         value = tl.load(x_ptr + (row - tap) * x_stride + channel, mask=mask, other=0.0)
         total += (weight.to(tl.float32) + change.to(tl.float32)) * value.to(tl.float32)
-    tl.store(out_ptr + row * CHANNELS + channel, total.to(out_ptr.dtype.element_ty), mask=inside)
+    out_row = out_ptr + row * (GROUPS * GROUP_SIZE)
+    tl.store(out_row + channel, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_grouped_conv(
@@ -55,7 +60,7 @@ def launch_grouped_conv(
     base: torch.Tensor,
     row_offset: torch.Tensor,
     group_size: int,
-    block: int | None = None,
+    block: int = 1024,  # channels per program, about
     num_warps: int = 4,
 ) -> torch.Tensor:
     """Launch the kernel on arguments that `grouped_conv` has checked."""
@@ -63,9 +68,10 @@ def launch_grouped_conv(
     out = torch.empty((rows, channels), dtype=x.dtype, device=x.device)
     if rows == 0:
         return out
-    if block is None:
-        block = min(next_power_of_2(channels), 1024)
-    _grouped_conv_kernel[(rows, triton.cdiv(channels, block))](
+    groups = channels // group_size
+    block_channels = next_power_of_2(group_size)
+    block_groups = min(max(block // block_channels, 1), next_power_of_2(groups))
+    _grouped_conv_kernel[(rows, triton.cdiv(groups, block_groups))](
         x,
         delta,
         base,
@@ -75,10 +81,11 @@ def launch_grouped_conv(
         delta.stride(0),
         delta.stride(1),
         base.stride(0),
-        CHANNELS=channels,
+        GROUPS=groups,
         GROUP_SIZE=group_size,
         TAPS=base.shape[0],
-        BLOCK=block,
+        BLOCK_GROUPS=block_groups,
+        BLOCK_CHANNELS=block_channels,
         num_warps=num_warps,
     )
     return out
