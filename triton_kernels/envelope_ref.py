@@ -17,9 +17,8 @@ def envelope_ref(
     """f32 [n, K]: slopes of the least concave non-decreasing function above R on {0..limit}.
 
     Row d of the triangle starts at d (d - 1) / 2; R(d) sums the running products of its acceptance
-    probabilities. F(d) is the highest chord over d, max over a <= d <= b of the line through
-    (a, R(a)) and (b, R(b)); the scores are its differences, clamped at 0, and 0 past the limit.
-    A NaN among the logits that are read makes the request's whole row NaN.
+    probabilities. The scores never increase along a row (exactly, in floats too), are clamped at 0
+    and are 0 past the limit. A NaN among the logits that are read makes the whole row NaN.
     """
     steps = num_speculative_tokens
     if scale is not None:
@@ -34,10 +33,11 @@ def envelope_ref(
         scores = accept[:, -steps:].cumprod(dim=-1)
         broken = scores[:, -1:].isnan()
     else:
-        reward = logits.new_zeros(logits.shape[0], steps + 1)
-        for draft in range(1, steps + 1):
-            start = draft * (draft - 1) // 2
-            reward[:, draft] = accept[:, start : start + draft].cumprod(dim=-1).sum(dim=-1)
+        start = (column * (column + 1) // 2)[:, None]  # row d = column + 1
+        inside = column <= column[:, None]
+        curves = accept[:, torch.where(inside, start + column, 0)].cumprod(dim=-1)
+        reward = curves.where(inside, 0.0).sum(dim=-1)
+        reward = torch.nn.functional.pad(reward, (1, 0))
         broken = reward.sum(dim=-1, keepdim=True).isnan()
         scores = _slopes(reward, limits)
     scores = scores.masked_fill(past, 0.0)
@@ -45,16 +45,10 @@ def envelope_ref(
 
 
 def _slopes(reward: torch.Tensor, limits: torch.Tensor | None) -> torch.Tensor:
-    """f32 [n, K] from R f32 [n, K + 1], through F itself."""
+    """f32 [n, K] from R f32 [n, K + 1]: min over a < d of max over d <= b <= limit of the slope."""
     points = torch.arange(reward.shape[1], device=reward.device)
-    left, right, at = points[:, None, None], points[None, :, None], points[None, None, :]
-    share = (at - left) / (right - left).clamp(min=1)  # 0 at a, 1 at b
-    # float64, so that the differences of F lose nothing to cancellation
-    value = reward.double().nan_to_num()
-    chords = value[:, :, None, None] * (1 - share) + value[:, None, :, None] * share
-    valid = (left <= at) & (at <= right)
-    if limits is not None:
-        valid = valid & (right <= limits[:, None, None, None])
-    hull = chords.masked_fill(~valid, float("-inf")).amax(dim=(1, 2))
-    rising = hull.diff(dim=-1).nan_to_num(nan=0.0, neginf=0.0).clamp(min=0.0)
-    return rising.to(reward.dtype)
+    run = points - points[:, None]  # [a, b]
+    usable = run > 0 if limits is None else (run > 0) & (points <= limits[:, None, None])
+    slope = (reward[:, None, :] - reward[:, :, None]) / run.clamp(min=1)
+    steepest = slope.where(usable, float("-inf")).flip(-1).cummax(dim=-1).values.flip(-1)
+    return steepest.where(run > 0, float("inf")).amin(dim=1)[:, 1:].clamp(min=0.0)

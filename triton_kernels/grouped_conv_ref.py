@@ -22,7 +22,7 @@ def grouped_conv_ref(
     out = (kernel[0] + delta[:, 0, :, None].float()) * grouped
     for tap in range(1, min(base.shape[0], rows)):
         reaches = (row_offset[tap:] >= tap)[:, None, None]
-        weight = (kernel[tap] + delta[tap:, tap, :, None].float()).where(reaches, 0.0)
         # where, not a product: a row of another request may hold Inf or NaN
-        out[tap:].addcmul_(weight, grouped[:-tap].where(reaches, 0.0))
+        change = delta[tap:, tap, :, None].float().where(reaches, 0.0)
+        out[tap:].addcmul_(kernel[tap] + change, grouped[:-tap].where(reaches, 0.0))
     return out.view(rows, channels).to(x.dtype)

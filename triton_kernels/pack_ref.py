@@ -26,51 +26,51 @@ def pack_ref(
     slots = inputs.idx_mapping[:num_reqs].long()
     first_pos = inputs.positions[(valid_end - 1).maximum(bounds[:-1])] + 1
 
+    # Tails: whole buffers are filled first, which is cheaper than a slice of each
+    engine.slot_mapping.fill_(layout.pad_slot_id)
+    engine.query_start_loc.fill_(num_rows)
+    engine.seq_lens.zero_()
+    out.sample_start.fill_(total)
+    out.sample_slot.fill_(-1)
+    for zeroed in (out.row_offset, out.sample_row, out.sample_step, out.sample_pos):
+        zeroed.zero_()
+
     # Packed rows
     owner = reqs.repeat_interleave(lens + 1)
     row_start = query_end - lens - 1
     rows = torch.arange(num_rows, device=reqs.device)
-    offset = rows - row_start[owner]
-    pos = first_pos[owner] + offset
+    offset = rows - row_start.index_select(0, owner)
+    pos = first_pos.index_select(0, owner) + offset
     anchor = torch.where(
         inputs.num_sampled[:num_reqs] > 0,
-        inputs.last_sampled[slots],
-        inputs.next_prefill_tokens[slots],
+        inputs.last_sampled.index_select(0, slots),
+        inputs.next_prefill_tokens.index_select(0, slots),
     )
     engine.input_ids[:num_rows] = layout.mask_token_id
     engine.input_ids[row_start] = anchor.to(torch.int32)
     engine.positions[:num_rows] = pos.clamp(max=layout.max_model_len - 1)
     fits = pos < layout.max_model_len
     engine.slot_mapping[:num_rows] = _slot_of(inputs, layout, owner, pos, fits)
-    engine.slot_mapping[num_rows:] = layout.pad_slot_id
     out.row_offset[:num_rows] = offset
-    out.row_offset[num_rows:] = 0
 
     # Per request
     engine.query_start_loc[:num_reqs] = row_start
-    engine.query_start_loc[num_reqs:] = num_rows
     out.sample_start[:num_reqs] = drafted - lens
-    out.sample_start[num_reqs:] = total
     engine.seq_lens[:num_reqs] = (first_pos + lens + 1).clamp(max=layout.max_model_len)
-    engine.seq_lens[num_reqs:] = 0
-    out.temperature[slots] = inputs.temperature[slots]
-    out.seeds[slots] = inputs.seeds[slots]
+    out.temperature[slots] = inputs.temperature.index_select(0, slots)
+    out.seeds[slots] = inputs.seeds.index_select(0, slots)
 
     # One entry per drafted position, in packed order
     sampled = (offset > 0).nonzero().flatten()
     out.sample_row[:total] = sampled
-    out.sample_row[total:] = 0
-    out.sample_slot[:total] = slots[owner[sampled]]
-    out.sample_slot[total:] = -1
-    out.sample_step[:total] = offset[sampled] - 1
-    out.sample_step[total:] = 0
-    out.sample_pos[:total] = pos[sampled]
-    out.sample_pos[total:] = 0
+    out.sample_slot[:total] = slots.index_select(0, owner.index_select(0, sampled))
+    out.sample_step[:total] = offset.index_select(0, sampled) - 1
+    out.sample_pos[:total] = pos.index_select(0, sampled)
 
     # Context rows keep the target batch's places; the rejected ones write no KV
     owner = reqs.repeat_interleave(bounds.diff())
     begin, end = int(bounds[0]), int(bounds[-1])
-    valid = torch.arange(begin, end, device=reqs.device) < valid_end[owner]
+    valid = torch.arange(begin, end, device=reqs.device) < valid_end.index_select(0, owner)
     pos = inputs.positions[begin:end].where(valid, 0)
     out.context_positions[begin:end] = pos
     out.context_slot_mapping[begin:end] = _slot_of(inputs, layout, owner, pos, valid)
