@@ -1,0 +1,1 @@
+"""GPU benchmarks of the kernels: `python -m benchmarks.kernels.run` from the repository root."""
