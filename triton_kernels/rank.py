@@ -173,7 +173,7 @@ def launch_rank(
     block_rows = next_power_of_2(num_rows)
     block_width = next_power_of_2(width)
     if num_warps is None:
-        num_warps = min(max(block_rows * block_width // 256, 1), 32)
+        num_warps = min(max(block_rows * block_width // 256, 1), 16)
     _rank_kernel[(1,)](
         scores,
         limits,
