@@ -23,6 +23,7 @@ from forespark.drafter_config import (
     drafter_facts,
     read_drafter,
 )
+from forespark.metrics import STATS_KEY
 from forespark.patching import Patch
 from forespark.supported import check_combination, fit_batch
 
@@ -130,7 +131,15 @@ def _split_settings(original: Callable[..., Any]) -> Callable[..., Any]:
             tokens = config.num_speculative_tokens or facts.default_tokens
             facts.check_tokens(tokens)
             config = config.with_tokens(tokens)
-        self.additional_config = {**(self.additional_config or {}), SETTINGS_KEY: config.settings()}
+        from forespark.metrics_collector import stats_file
+
+        self.additional_config = {
+            **(self.additional_config or {}),
+            SETTINGS_KEY: config.settings(),
+            STATS_KEY: stats_file(
+                self, config.scheduler.policy, config.num_speculative_tokens or 0
+            ),
+        }
         self.speculative_config = config.to_vllm()
         vllm_config = original(self, *args, **kwargs)
         if self.speculative_config is not None:
@@ -202,6 +211,7 @@ def _hash_without_knobs(original: Callable[..., str]) -> Callable[..., str]:
         # Scheduler knobs do not change a compiled graph; only the ABI number is a cache key.
         view = copy.copy(self)
         view.additional_config = {**extra, SETTINGS_KEY: {"abi": SETTINGS_ABI}}
+        view.additional_config.pop(STATS_KEY, None)
         return original(view)
 
     return compute_hash

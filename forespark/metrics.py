@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +82,7 @@ class StepStats:
     draft_len_counts: Counts | None = None  # [K + 1] requests drafting 0..K tokens
     accepted_by_pos: Counts | None = None  # [K] accepted tokens by 0-based draft position
     verified_by_pos: Counts | None = None  # [K] verified tokens by 0-based draft position
+    reached_by_pos: Counts | None = None  # [K] verified tokens whose predecessors were all kept
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Stats:
     verify_budget: IntArray  # [len(BUDGET_BUCKETS) + 1] steps by B, not cumulative
     verified_by_pos: IntArray  # [K]
     accepted_by_pos: IntArray  # [K]
+    reached_by_pos: IntArray  # [K]
 
 
 def _layout(num_speculative_tokens: int) -> tuple[dict[str, slice], int]:
@@ -112,6 +113,7 @@ def _layout(num_speculative_tokens: int) -> tuple[dict[str, slice], int]:
         "verify_budget": buckets,
         "verified_by_pos": num_speculative_tokens,
         "accepted_by_pos": num_speculative_tokens,
+        "reached_by_pos": num_speculative_tokens,
     }
     parts, start = {}, 0
     for name, size in sizes.items():
@@ -249,6 +251,7 @@ class MetricsWriter:
             ("draft_length", lengths),
             ("verified_by_pos", step.verified_by_pos),
             ("accepted_by_pos", step.accepted_by_pos),
+            ("reached_by_pos", step.reached_by_pos),
         ):
             if counts is not None:
                 self._part[name] += counts
@@ -268,17 +271,6 @@ class MetricsWriter:
             # The mapping cannot be closed while an array looks into it.
             self._shared = np.empty(0)
             self._map.close()
-
-    def __enter__(self) -> MetricsWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _publish(self) -> None:
         self._shared[:] = self._totals
