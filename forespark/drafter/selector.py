@@ -29,7 +29,7 @@ def packed_edge_scores(
     predecessors = torch.where(steps[:, None] == 0, anchors[:, None], before)
     gate = selector.predecessor_codebook[predecessors] * selector.hidden_projection(hidden)[:, None]
     successors = selector.successor_codebook[candidates]
-    return unary[:, :, None] + torch.einsum("rpe,rce->rpc", gate, successors)
+    return unary[:, None, :] + torch.einsum("rpe,rce->rpc", gate, successors)
 
 
 @dataclass
