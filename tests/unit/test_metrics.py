@@ -32,6 +32,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forespark import metrics_collector
+from forespark.engine_args import engine_args_patches
 from forespark.metrics_collector import ForeSparkCollector
 
 REPORT_22 = StepStats(
@@ -331,3 +332,15 @@ def test_the_maker_removes_its_file_at_exit(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_path_is_no_compile_cache_key() -> None:
+    """Catches a recompilation at every start, because the file's name is random."""
+    wrapped = engine_args_patches()[-1].wrap
+    assert wrapped is not None
+    compute_hash = wrapped(lambda self: repr(self.additional_config))
+    hashes = {
+        compute_hash(SimpleNamespace(additional_config={"forespark": {}, STATS_KEY: path}))
+        for path in ("a", "b")
+    }
+    assert len(hashes) == 1
