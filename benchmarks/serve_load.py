@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-
 from forespark.benchmarks.shapes import QWEN3, write_pair
+
 from forespark.demo.server import Server
 
 SHOWN = ("steps", "drafted_tokens", "verified_tokens", "accepted_tokens", "emitted_tokens")

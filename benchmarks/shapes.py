@@ -1,7 +1,7 @@
 """Checkpoints of a given shape with random weights: what a step costs, not what it says.
 
-The target gets only its config and a tokenizer (vLLM fills it with `--load-format dummy`). A DFlash2
-drafter must be a real file, because its fused key/value buffers are built while weights load.
+The target gets only its config and a tokenizer (vLLM fills it with `--load-format dummy`). A
+DFlash2 drafter must be a real file: its fused key/value buffers are built while weights load.
 """
 
 from __future__ import annotations
@@ -141,9 +141,7 @@ def write_pair(
     (target / "config.json").write_text(json.dumps(target_config(shape), indent=1))
     config = drafter_config(shape, num_speculative_tokens)
     (drafter / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(
-        drafter_weights(config, device), str(drafter / "model.safetensors"), {"format": "pt"}
-    )
+    save_file(drafter_weights(config, device), str(drafter / "model.safetensors"), {"format": "pt"})
     torch.manual_seed(0)
     hidden = config["hidden_size"]
     save_estimators(

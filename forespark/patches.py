@@ -52,9 +52,9 @@ def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_requests(self: Any, scheduler_output: Any) -> Any:
         result = original(self, scheduler_output)
         if _config_of(self.vllm_config) is not None:
-            from forespark.verifier.setup import admit_opt_outs
+            from forespark.verifier.setup import after_admission
 
-            admit_opt_outs(self, scheduler_output)
+            after_admission(self, scheduler_output)
         return result
 
     return add_requests

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from forespark.config import ForeSparkConfig
+from forespark.drafter.estimate import DeviceEstimators
 from forespark.estimators.checkpoint import FOLDER, Estimators, load_estimators
 
 
@@ -35,3 +37,26 @@ def estimators_of(model_config: Any, model: nn.Module, num_tokens: int) -> Estim
         embed_size=drafter.embed_tokens.embedding_dim,
         selector_rank=drafter.candidate_selector.predecessor_codebook.shape[1],
     )
+
+
+def device_estimators(
+    config: ForeSparkConfig,
+    model_config: Any,
+    model: nn.Module,
+    speculator: Any,  # ForeSparkSpeculator: K, dtype and device
+) -> DeviceEstimators | None:
+    """The drafter's estimators on its device; ValueError when the policy needs them and none are.
+
+    A checkpoint without estimators is a plain drafter: it serves `full` and `batchwise`.
+    """
+    found = estimators_of(model_config, model, speculator.num_speculative_steps)
+    if found is None and config.needs_estimators:
+        raise ValueError(
+            f"scheduler.policy: {config.scheduler.policy} needs estimators, and "
+            f"{model_config.model} has no {FOLDER}/ folder; train them, or use policy full or "
+            "batchwise"
+        )
+    if found is None:
+        return None
+    single_curve = config.scheduler.policy == "single_curve"
+    return DeviceEstimators(found, model, speculator.dtype, speculator.device, single_curve)

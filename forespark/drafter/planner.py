@@ -152,4 +152,3 @@ class StepPlanner:
         if record is not None:
             record.verify = decision
         return decision
-

@@ -48,9 +48,7 @@ class SelectorWalk:
     def __init__(self, sampler: CandidateSampler, max_num_reqs: int, device: torch.device) -> None:
         steps, top_k = sampler.num_steps, sampler.top_k
         self.sampler = sampler
-        self.candidates = torch.zeros(
-            max_num_reqs, steps, top_k, dtype=torch.int64, device=device
-        )
+        self.candidates = torch.zeros(max_num_reqs, steps, top_k, dtype=torch.int64, device=device)
         self.scores = torch.zeros(
             max_num_reqs, steps, top_k, top_k, dtype=torch.float32, device=device
         )

@@ -1,4 +1,4 @@
-"""The variable-length DFlash2 speculator: estimate -> schedule -> draft, in one `propose` (section 4).
+"""The variable-length DFlash2 speculator: estimate -> schedule -> draft, in one `propose`.
 
 Draft lengths live on the device. vLLM's scheduler keeps believing in K drafts per request: columns
 past a draft hold -1, the slot's drafted count bounds what can be verified, and whatever is not
@@ -16,26 +16,21 @@ from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
+from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.config import ForeSparkConfig
-from forespark.drafter.checkpoint import estimators_of
+from forespark.drafter.batch import pack_batch, packed_attention
+from forespark.drafter.checkpoint import device_estimators
 from forespark.drafter.estimate import DeviceEstimators
-from forespark.drafter.host_copy import HostCopies
+from forespark.drafter.feedback import Feedback
 from forespark.drafter.packed_conv import use_packed_convolutions
 from forespark.drafter.planner import DraftRecord, StepPlanner
 from forespark.drafter.selector import DraftRows, SelectorWalk, packed_edge_scores
 from forespark.scheduler.policies import ScoreSource
 from forespark.scheduler.split import even_split
-from forespark.triton_kernels.pack import pack
-from forespark.triton_kernels.pack_types import (
-    EngineBuffers,
-    PackBuffers,
-    PackInputs,
-    PackLayout,
-)
+from forespark.triton_kernels.pack_types import PackBuffers
 from forespark.triton_kernels.rank import rank
 
 
@@ -52,7 +47,6 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # The post-draft estimator replaces vLLM's online one.
         self.use_acceptance_estimator = False
         self.planner: StepPlanner | None = None  # set once the step costs are known
-        self.observer: Any = None  # forespark.verifier.observe.Observer, rank 0 only
         self.estimators: DeviceEstimators | None = None
         reqs, steps = self.max_num_reqs, self.num_speculative_steps
         self.draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)  # by batch index
@@ -67,7 +61,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.packed = PackBuffers.allocate(
             reqs, self.max_num_tokens, steps, device, pad_slot_id=PAD_SLOT_ID
         )
-        self.copies = HostCopies(
+        self.feedback = Feedback(
             {
                 "scores": ((reqs, steps), torch.float32),
                 "survival": ((reqs, steps), torch.float32),
@@ -91,21 +85,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 f"model: {self.draft_model_config.model} has no grouped convolution, so it is not "
                 "a DFlash2 drafter; use a DFlash2 checkpoint, or vLLM's own method for this one"
             )
-        found = estimators_of(self.draft_model_config, model, self.num_speculative_steps)
-        if found is not None:
-            self.estimators = DeviceEstimators(
-                found,
-                model,
-                self.dtype,
-                self.device,
-                single_curve=self.config.scheduler.policy == "single_curve",
-            )
-        elif self.config.needs_estimators:
-            raise ValueError(
-                f"scheduler.policy: {self.config.scheduler.policy} needs estimators, and "
-                f"{self.draft_model_config.model} has no estimators/ folder; train them, or use "
-                "policy full or batchwise"
-            )
+        self.estimators = device_estimators(self.config, self.draft_model_config, model, self)
         return model
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
@@ -165,10 +145,18 @@ class ForeSparkSpeculator(DFlash2Speculator):
         else:
             self._split(record, input_batch, num_rejected, anchors, draft_lens)
         # draft: exactly these lengths, nothing padded
-        self._pack(
-            input_batch, num_sampled, num_rejected, last_sampled, next_prefill_tokens,
-            temperature, seeds, draft_lens, dummy_run,
-        )  # fmt: skip
+        for group in pack_batch(
+            self, self.packed, input_batch, num_sampled, num_rejected, last_sampled,
+            next_prefill_tokens, temperature, seeds, draft_lens,
+        ):  # fmt: skip
+            if timed:
+                # Dummy block tables are placeholders: write no keys or values.
+                self.block_tables.slot_mappings[self.draft_kv_cache_group_ids[group]].fill_(
+                    PAD_SLOT_ID
+                )
+                self.packed.context_slot_mapping.fill_(PAD_SLOT_ID)
+            self._context_slot_mappings[group].copy_(self.packed.context_slot_mapping)
+        self.context_positions.copy_(self.packed.context_positions)
         # The drafter's context keys and values exist for every accepted row, drafted from or not.
         self._precompute_context_kv(0, num_tokens)
         tokens = self.draft_tokens[:num_reqs]
@@ -182,22 +170,21 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self._publish(record, slots, draft_lens, num_sampled, num_rejected)
         return tokens
 
+    def take_in(self) -> None:
+        """Give the planner what the device sent last; also called when the engine goes idle."""
+        arrived = self.feedback.receive()
+        if arrived is None or self.planner is None:
+            return
+        ticket, arrays = arrived.context.ticket, arrived.arrays
+        self.planner.publish(ScoreSource.PRE_DRAFT, arrays["scores"], ticket)
+        self.planner.publish(ScoreSource.SINGLE_CURVE, arrays["scores"], ticket)
+        self.planner.publish(ScoreSource.POST_DRAFT, arrays["survival"], ticket)
+
     def _schedule(self, input_batch: InputBatch) -> tuple[DraftRecord | None, int]:
         """Take in last step's measurements, then plan this one."""
-        arrived = self.copies.collect()
+        self.take_in()
         if self.planner is None:
             return None, 0
-        if arrived is not None:
-            previous: DraftRecord = arrived.context
-            self.planner.publish(ScoreSource.PRE_DRAFT, arrived.arrays["scores"], previous.ticket)
-            self.planner.publish(
-                ScoreSource.SINGLE_CURVE, arrived.arrays["scores"], previous.ticket
-            )
-            self.planner.publish(
-                ScoreSource.POST_DRAFT, arrived.arrays["survival"], previous.ticket
-            )
-            if self.observer is not None:
-                self.observer.observe(previous, arrived.arrays)
         drafts = input_batch.num_draft_tokens_per_req
         scheduled = input_batch.num_scheduled_tokens
         drafts = np.zeros_like(scheduled) if drafts is None else drafts
@@ -241,63 +228,6 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 self.config.scheduler.min_draft_len,
             )  # fmt: skip
 
-    def _pack(
-        self,
-        input_batch: InputBatch,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        next_prefill_tokens: torch.Tensor,
-        temperature: torch.Tensor,
-        seeds: torch.Tensor,
-        draft_lens: torch.Tensor,
-        dummy_run: bool,
-    ) -> None:
-        """Lay out the packed batch, once for each KV cache group of the drafter."""
-        buffers = self.input_buffers
-        for index, gid in enumerate(self.draft_kv_cache_group_ids):
-            tables = self.block_tables
-            slot_mapping = tables.slot_mappings[gid]
-            pack(
-                PackInputs(
-                    positions=input_batch.positions,
-                    query_start_loc=input_batch.query_start_loc,
-                    idx_mapping=input_batch.idx_mapping.to(torch.int32),
-                    num_sampled=num_sampled.to(torch.int32),
-                    num_rejected=num_rejected.to(torch.int32),
-                    last_sampled=last_sampled.flatten(),
-                    next_prefill_tokens=next_prefill_tokens.view(-1, self.max_num_reqs)[0],
-                    temperature=temperature,
-                    seeds=seeds,
-                    block_table=tables.input_block_tables[gid],
-                ),
-                draft_lens,
-                EngineBuffers(
-                    input_ids=buffers.input_ids,
-                    positions=buffers.positions,
-                    query_start_loc=buffers.query_start_loc,
-                    seq_lens=buffers.seq_lens,
-                    slot_mapping=slot_mapping,
-                ),
-                self.packed,
-                PackLayout(
-                    mask_token_id=self.parallel_drafting_token_id,
-                    block_size=tables.block_sizes[gid],
-                    num_speculative_tokens=self.num_speculative_steps,
-                    max_num_reqs=self.max_num_reqs,
-                    max_num_tokens=self.max_num_tokens,
-                    max_model_len=self.max_model_len,
-                    pad_slot_id=PAD_SLOT_ID,
-                ),
-                int(input_batch.num_scheduled_tokens.max()),
-            )
-            if dummy_run:
-                # Dummy block tables are placeholders: write no keys or values.
-                slot_mapping.fill_(PAD_SLOT_ID)
-                self.packed.context_slot_mapping.fill_(PAD_SLOT_ID)
-            self._context_slot_mappings[index].copy_(self.packed.context_slot_mapping)
-        self.context_positions.copy_(self.packed.context_positions)
-
     def _draft(
         self,
         input_batch: InputBatch,
@@ -312,7 +242,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.draft_max_seq_len = min(longest + self.num_query_per_req, self.max_model_len)
         hidden = self._run_model(
             rows_total,
-            self._attention(input_batch, rows_total),
+            packed_attention(self, input_batch, rows_total),
             build_slot_mappings_by_layer(
                 self.block_tables.slot_mappings[:, :rows_total], self.kv_cache_config
             ),
@@ -342,34 +272,6 @@ class ForeSparkSpeculator(DFlash2Speculator):
             previous = torch.where(rows.step == 0, row_anchors, chosen.roll(1))
             self._post_logits[at] = self.estimators.post_logits(hidden, previous, chosen)
 
-    def _attention(self, input_batch: InputBatch, rows_total: int) -> dict[str, Any]:
-        """Block-diagonal attention: each request is one sequence over its own blocks.
-
-        The host knows only the total, so its lengths are an even split and K + 1 their bound.
-        """
-        num_reqs = input_batch.num_reqs
-        buffers = self.input_buffers
-        start_loc = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(even_split(rows_total, num_reqs), out=start_loc[1:])
-        upper = input_batch.seq_lens_cpu_upper_bound[:num_reqs] + self.num_query_per_req
-        return build_attn_metadata(
-            attn_groups=self.attn_groups,
-            num_reqs=num_reqs,
-            num_tokens=rows_total,
-            query_start_loc_gpu=buffers.query_start_loc[: num_reqs + 1],
-            query_start_loc_cpu=torch.from_numpy(start_loc),
-            max_query_len=self.num_query_per_req,
-            seq_lens=buffers.seq_lens[:num_reqs],
-            max_seq_len=self.draft_max_seq_len,
-            block_tables=[table[:num_reqs] for table in self.block_tables.input_block_tables],
-            slot_mappings=self.block_tables.slot_mappings[:, :rows_total],
-            kv_cache_config=self.kv_cache_config,
-            causal=self._group_causal,
-            seq_lens_cpu_upper_bound=upper.clamp(max=self.max_model_len).to(torch.int32),
-            positions=buffers.positions[:rows_total],
-            is_prefilling=self.draft_is_prefilling[:num_reqs],
-        )
-
     def _publish(
         self,
         record: DraftRecord | None,
@@ -389,7 +291,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
         if self.reads_lengths:
             lengths = draft_lens.tolist()
             record.exact_lens = dict(zip(record.req_ids, lengths, strict=True))
-        self.copies.launch(
+        self.feedback.send(
+            record,
             {
                 "scores": self.slot_scores,
                 "survival": self.slot_survival,
@@ -397,5 +300,4 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 "num_sampled": num_sampled,
                 "num_rejected": num_rejected,
             },
-            record,
         )

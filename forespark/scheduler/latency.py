@@ -82,4 +82,6 @@ def _table(record: Mapping[str, Any], stage: str, key: str) -> LatencyTable:
         )
     except (KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{key}: the {stage} table is unusable ({reason}); measure again") from None
+        raise ValueError(
+            f"{key}: the {stage} table is unusable ({reason}); measure again"
+        ) from None

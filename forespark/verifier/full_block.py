@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.core import Candidate, Decision, Plan
-from forespark.drafter.host_copy import HostCopies
+from forespark.drafter.feedback import Feedback
 from forespark.drafter.planner import DraftRecord
 from forespark.estimators.stale import CopyTicket
 
@@ -21,8 +21,7 @@ class FullBlockSpeculator(DFlash2Speculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
-        self.observer: Any = None
-        self.copies = HostCopies(
+        self.feedback = Feedback(
             {
                 name: ((self.max_num_reqs,), torch.int32)
                 for name in ("draft_lens", "num_sampled", "num_rejected")
@@ -36,23 +35,25 @@ class FullBlockSpeculator(DFlash2Speculator):
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         tokens: torch.Tensor = super().propose(input_batch, *args, **kwargs)
-        if self.observer is None or kwargs.get("dummy_run"):
+        if self.feedback.observer is None or kwargs.get("dummy_run"):
             return tokens
-        arrived = self.copies.collect()
-        if arrived is not None:
-            self.observer.observe(arrived.context, arrived.arrays)
+        self.take_in()
         num_reqs = input_batch.num_reqs
         num_sampled, num_rejected = args[4], args[5]
         lengths = self._lengths[:num_reqs] * (num_sampled > 0)
-        self.copies.launch(
+        self.feedback.send(
+            self._record(input_batch),
             {
                 "draft_lens": lengths.to(torch.int32),
                 "num_sampled": num_sampled,
                 "num_rejected": num_rejected,
             },
-            self._record(input_batch),
         )
         return tokens
+
+    def take_in(self) -> None:
+        """Count what the device sent last; also called when the engine goes idle."""
+        self.feedback.receive()
 
     def _record(self, input_batch: Any) -> DraftRecord:
         num_reqs, steps = input_batch.num_reqs, self.num_speculative_steps

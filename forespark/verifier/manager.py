@@ -1,4 +1,4 @@
-"""The budget distributor over vLLM's adaptive-verification hooks: which drafted tokens are verified.
+"""The budget distributor over vLLM's adaptive-verification hooks: which drafts are verified.
 
 vLLM asks for the step's token count before it prepares the batch (`get_num_tokens`), compacts the
 host's view to it, and lets the device decide who gets what (`reallocate_drafts`). Here the budget

@@ -53,22 +53,25 @@ class Observer:
         decision = final_decision(before[0]) if before is not None and consecutive else None
         if self._metrics is not None:
             chosen = None if decision is None else decision.chosen
+            # Policies without prices predict nothing: their plan counts guaranteed tokens only.
+            priced = chosen is not None and math.isfinite(chosen.predicted_ms)
             self._metrics.observe(
                 StepStats(
-                    num_reqs=len(record.req_ids),
+                    num_reqs=int(emits.sum()),
                     drafted=int(lengths.sum()),
                     verified=int(verified.sum()),
                     accepted=int(accepted.sum()),
                     emitted=int(sampled[emits].sum()),
                     draft_budget=record.drafted,
                     verify_budget=int(verified.sum()),
-                    predicted_tokens=math.nan if chosen is None else chosen.predicted_tokens,
-                    predicted_ms=math.nan if chosen is None else chosen.predicted_ms,
+                    predicted_tokens=chosen.predicted_tokens if priced else math.nan,
+                    predicted_ms=chosen.predicted_ms if priced else math.nan,
                     actual_ms=step_ms,
                     guard=record.decision.guard,
                     draft_len_counts=np.bincount(lengths[eligible], minlength=self._steps + 1),
                     verified_by_pos=_at_least(verified, self._steps),
                     accepted_by_pos=_at_least(accepted, self._steps),
+                    reached_by_pos=_at_least(np.minimum(verified, accepted + 1), self._steps),
                 )
             )
         if self._trace is not None and decision is not None and before is not None:

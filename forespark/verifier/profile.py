@@ -2,7 +2,7 @@
 
 T_verify is the target's forward pass, its LM head and the greedy choice, by token count; it also
 carries what every step pays for the drafter (context features and their keys and values). T_draft
-is what a packed draft of D + n rows adds to that, so a step that drafts nothing pays nothing for it.
+is what a packed draft of D + n rows adds to that: a step that drafts nothing pays nothing for it.
 """
 
 from __future__ import annotations

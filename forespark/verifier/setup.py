@@ -15,7 +15,7 @@ from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
 from forespark.metrics import MetricsWriter, stats_path
 from forespark.scheduler.latency import load_artifact
-from forespark.scheduler.policies import ScoreSource, make_policy
+from forespark.scheduler.policies import make_policy
 from forespark.scheduler.trace import TraceWriter
 from forespark.verifier.full_block import FullBlockSpeculator
 from forespark.verifier.manager import ForeSparkManager
@@ -52,7 +52,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
     steps = runner.speculative_config.num_speculative_tokens if speculator is not None else 0
     observer = _observer(runner, config, steps)
     if isinstance(speculator, FullBlockSpeculator):
-        speculator.observer = observer
+        speculator.feedback.observer = observer
         return
     if not isinstance(speculator, ForeSparkSpeculator):
         return
@@ -62,9 +62,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         if config.latency.artifact is not None:
             draft, verify = load_artifact(config.latency.artifact, artifact_identity(runner))
         else:
-            tables = measure_tables(
-                runner, speculator, runner.adaptive_verification.captured_sizes
-            )
+            tables = measure_tables(runner, speculator, runner.adaptive_verification.captured_sizes)
             # One rank's clock decides for all: different prices would be different plans.
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
         _say_prices(draft, verify)
@@ -79,16 +77,18 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         settings.prior_acceptance,
         settings.min_draft_len,
     )
-    speculator.observer = observer
+    speculator.feedback.observer = observer
     if observer is not None and draft is not None and verify is not None:
         observer.set_trimming(not (draft.is_flat or verify.is_flat))
-    if speculator.estimators is None and policy.plan_scores is not ScoreSource.NONE:
-        raise ValueError(f"scheduler.policy: {settings.policy} needs estimators")
 
 
-def admit_opt_outs(runner: Any, scheduler_output: Any) -> None:
-    """Requests that do not want drafts, after vLLM gave the new ones their slots."""
+def after_admission(runner: Any, scheduler_output: Any) -> None:
+    """Once new requests have their slots: who opted out. On an idle step: the last results."""
     speculator = runner.speculator
+    if scheduler_output.total_num_scheduled_tokens == 0:
+        if isinstance(speculator, ForeSparkSpeculator | FullBlockSpeculator):
+            speculator.take_in()
+        return
     planner = getattr(speculator, "planner", None)
     if planner is None:
         return
@@ -104,9 +104,7 @@ def artifact_identity(runner: Any) -> dict[str, Any]:
     import vllm
 
     config = runner.vllm_config
-    device = (
-        torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else "cpu"
-    )
+    device = torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else "cpu"
     return {
         "model": config.model_config.model,
         "drafter": config.speculative_config.model,

@@ -136,7 +136,7 @@ def test_omitted_k_is_the_checkpoints_own() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "trims"),
-    [("full", False), ("batchwise", False), ("adaptive_verification", True),
+    [("full", False), ("batchwise", True), ("adaptive_verification", True),
      ("single_curve", True), ("joint", True)],
 )  # fmt: skip
 def test_vllm_sees_dflash_and_only_trimming_policies_trim(policy: str, trims: bool) -> None:
