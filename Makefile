@@ -22,7 +22,8 @@ demo: setup
 	@$(BIN)/forespark demo $(DEMO)
 
 test: setup
-	@$(BIN)/python -m pytest -m "not gpu" $(PYTEST)
+	@$(BIN)/python -m pytest -q -m "not gpu" tests/kernels
+	@$(BIN)/python -m pytest -q -m "not gpu" -n 2 --timeout 900 tests/unit tests/property tests/integration $(PYTEST)
 
 quality: setup
 	@$(BIN)/ruff check .

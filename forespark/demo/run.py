@@ -25,7 +25,7 @@ from forespark.demo.convert import ensure_smollm2
 from forespark.demo.server import Server, ServerError
 
 ASSETS = Path(__file__).parents[1] / "assets" / "smollm2"
-PROMPT = "Explain in three short sentences why the sky is blue."
+PROMPT = "Write a Python function that reverses a string."
 WARM_UP = "Say hello."
 WARM_UP_TOKENS = 24
 EXPECTED_START_S = 60.0
