@@ -136,7 +136,7 @@ def _watch(runner: Any) -> dict[str, Any]:
 
 
 def churn(task: dict[str, Any]) -> dict[str, Any]:
-    """Random arrivals, aborts, lengths, temperatures, opt-outs and preemption, every step checked."""
+    """Random arrivals, aborts, lengths, temperatures, opt-outs, preemption; every step checked."""
     from vllm import SamplingParams
 
     llm = engine(task, num_gpu_blocks_override=40, max_model_len=160)
