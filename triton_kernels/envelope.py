@@ -40,6 +40,11 @@ def _larger(left, right):
 
 
 @triton.jit
+def _smaller(left, right):
+    return tl.minimum(left, right)
+
+
+@triton.jit
 def _triangle_kernel(
     logits_ptr,  # f32 [n, K (K + 1) / 2]
     scale_ptr,
@@ -106,6 +111,8 @@ def _curve_kernel(
     )
     curve = tl.cumprod(accept, axis=1)
     total = tl.sum(curve, axis=1)
+    # A parallel product rounds each prefix on its own, so a later one can come out an ulp larger.
+    curve = tl.associative_scan(curve, 1, _smaller)
     if HAS_LIMITS:
         limit = tl.load(limits_ptr + row, mask=in_rows, other=0)
         curve = tl.where(column < limit[:, None], curve, 0.0)

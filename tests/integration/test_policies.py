@@ -72,7 +72,7 @@ SAMPLED = {
     "scenario": "sampled",
     "prompt": "import os\n\ndef merge(key, default=None):\n    if key is None:\n"
     '        return ""\n    return self.data.join(key',
-    "requests": 25000 if LONG else 5000,
+    "requests": 25000 if LONG else 6000,
     "max_tokens": 8,
     "prices": TRIMMED,
 }
