@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import forespark.triton_kernels
 from forespark.engine_args import active_config
 from forespark.patching import Patch
 
@@ -170,11 +173,32 @@ def worker_patches() -> list[Patch]:
     ]
 
 
+def _not_our_kernels(original: Callable[[str], bool]) -> Callable[[str], bool]:
+    ours = Path(forespark.triton_kernels.__file__).resolve().parent
+
+    @functools.wraps(original)
+    def has_module(name: str) -> bool:
+        if name == "triton_kernels":
+            spec = find_spec(name)
+            places = [] if spec is None else list(spec.submodule_search_locations or [])
+            if any(Path(place).resolve() == ours for place in places):
+                return False
+        return original(name)
+
+    return has_module
+
+
 def host_patches() -> list[Patch]:
     """Applied by the plugin in every process."""
     from vllm.platforms import current_platform
 
     patches = [
+        Patch(
+            "vllm.utils.import_utils",
+            "_has_module",
+            "started from this project's folder, vLLM takes its kernels for Triton's own package",
+            wrap=_not_our_kernels,
+        ),
         Patch(
             "vllm.v1.worker.worker_base:WorkerWrapperBase",
             "init_device",

@@ -280,5 +280,9 @@ SCENARIOS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
+    import report_scenarios
+
+    for name in ("text_options", "grammar", "refused", "broken_selector"):
+        SCENARIOS[name] = getattr(report_scenarios, name)
     given = json.loads(sys.stdin.read())
     print(MARK + json.dumps(SCENARIOS[given["scenario"]](given)))
