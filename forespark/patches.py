@@ -7,6 +7,7 @@ for other models.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import forespark.triton_kernels
 from forespark.engine_args import active_config
 from forespark.patching import Patch
 
+logger = logging.getLogger("vllm.forespark")
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _CHUNK_BYTES = 2**32
 
@@ -48,6 +50,25 @@ def _initialize_kv_cache(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return initialize_kv_cache
+
+
+def _uniform_fallback(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_manager(**kwargs: Any) -> Any:
+        try:
+            return original(**kwargs)
+        except ValueError as error:
+            config = _config_of(kwargs["vllm_config"])
+            if config is None:
+                raise
+            logger.warning(
+                "scheduler.policy: %s needs attention that takes unequal lengths; every request now "
+                "drafts and verifies K tokens, as with scheduler.policy: full (%s)",
+                config.scheduler.policy, error,
+            )  # fmt: skip
+            return None
+
+    return create_manager
 
 
 def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,6 +155,12 @@ def worker_patches() -> list[Patch]:
             "initialize_kv_cache",
             "the adaptive-verification manager is built here; replace it by the distributor",
             wrap=_initialize_kv_cache,
+        ),
+        Patch(
+            _RUNNER,
+            "maybe_create_adaptive_verification_manager",
+            "a backend that needs equal lengths stops the server; serve equal lengths and say so",
+            wrap=_uniform_fallback,
         ),
         Patch(
             f"{_RUNNER}:GPUModelRunner",

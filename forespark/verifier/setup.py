@@ -36,13 +36,8 @@ def make_speculator(
 
 def attach_manager(runner: Any) -> None:
     """Replace the stock adaptive-verification manager, which has checked the backends by now."""
-    if isinstance(runner.speculator, ForeSparkSpeculator):
-        stock = runner.adaptive_verification
-        if stock is None:
-            raise ValueError(
-                "method: forespark needs vLLM's adaptive verification, and this engine has none; "
-                "use policy full"
-            )
+    stock = runner.adaptive_verification
+    if isinstance(runner.speculator, ForeSparkSpeculator) and stock is not None:
         runner.adaptive_verification = ForeSparkManager(stock, runner.speculator)
 
 
@@ -55,6 +50,11 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         speculator.feedback.observer = observer
         return
     if not isinstance(speculator, ForeSparkSpeculator):
+        return
+    if runner.adaptive_verification is None:
+        # Without trimming the speculator keeps drafting full blocks (and has said why).
+        if observer is not None:
+            observer.set_trimming(False)
         return
     settings = config.scheduler
     draft = verify = None

@@ -151,3 +151,24 @@ def broken_selector(task: dict[str, Any]) -> dict[str, Any]:
             for j in sorted(counts["reached"])
         ]
     }
+
+
+def uniform_only(task: dict[str, Any]) -> dict[str, Any]:
+    """Report 14: a target whose attention takes only equal verify widths."""
+    from vllm import SamplingParams
+
+    if task["policy"] is not None:
+        import logging
+
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification as module
+
+        module.get_query_lens_mismatch_unsupported_backend = lambda *_, **__: "UNIFORM_ONLY"
+        said: list[str] = []
+        logging.getLogger("vllm.forespark").addFilter(
+            lambda record: said.append(record.getMessage()) or True
+        )
+    llm = engine(task)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    ids = [_ids(o) for o in llm.generate(prompts(12, seed=4), params, use_tqdm=False)]
+    lines = [] if task["policy"] is None else [line for line in said if "UNIFORM_ONLY" in line]
+    return {"ids": ids, "warnings": lines, "accepted": _accepted(llm)}

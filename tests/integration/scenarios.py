@@ -282,7 +282,7 @@ SCENARIOS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 if __name__ == "__main__":
     import report_scenarios
 
-    for name in ("text_options", "grammar", "refused", "broken_selector"):
+    for name in ("text_options", "grammar", "refused", "broken_selector", "uniform_only"):
         SCENARIOS[name] = getattr(report_scenarios, name)
     given = json.loads(sys.stdin.read())
     print(MARK + json.dumps(SCENARIOS[given["scenario"]](given)))

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from serving import run
+from serving import prompts, run
 
 pytestmark = pytest.mark.engine
 
@@ -27,6 +27,19 @@ def test_report_1_prefix_cache_does_not_hurt_acceptance() -> None:
     assert drafts["accepted_second"] >= 0.8 * drafts["accepted_first"]
 
 
+def test_report_2_full_k_without_trimming_drafts_what_stock_drafts() -> None:
+    """Catches a checkpoint that loads and drafts garbage through one of the two paths."""
+    task = {"scenario": "drafts", "prompts": prompts(8, seed=6), "max_tokens": 40}
+    schedule = {"scheduler": {"batchwise_schedule": [[512, 7]]}}
+    packed = run({**task, "policy": "batchwise", **schedule})["log"]
+    stock = {
+        (name, length): row for name, length, _, row in run({**task, "policy": "stock"})["log"]
+    }
+    whole = [(name, length, row) for name, length, _, row in packed if -1 not in row]
+    assert len(whole) >= 50
+    assert all(stock[name, length] == row for name, length, row in whole if (name, length) in stock)
+
+
 def test_report_4_a_broken_selector_shows_at_position_2() -> None:
     """Catches a report that hides which position drafts break at."""
     task = {"scheduler": {"batchwise_schedule": [[512, 7]]}}
@@ -41,6 +54,14 @@ def test_report_5_top_k_1_is_deterministic() -> None:
     drafts, alone = both("text_options")
     texts = {tuple(r[f"report_5_{t}"]) for r in (drafts, alone) for t in ("a", "b", "greedy")}
     assert len(texts) == 1
+
+
+def test_report_14_equal_widths_only_falls_back_to_full_blocks() -> None:
+    """Catches ragged verification handed to a target that assumes equal widths."""
+    drafts, alone = both("uniform_only")
+    assert drafts["ids"] == alone["ids"]
+    assert drafts["accepted"] > 0
+    assert len(drafts["warnings"]) == 1 and "scheduler.policy" in drafts["warnings"][0]
 
 
 def test_report_16_grammars_with_a_budget_of_zero() -> None:
