@@ -62,8 +62,8 @@ def _uniform_fallback(original: Callable[..., Any]) -> Callable[..., Any]:
             if config is None:
                 raise
             logger.warning(
-                "scheduler.policy: %s needs attention that takes unequal lengths; every request now "
-                "drafts and verifies K tokens, as with scheduler.policy: full (%s)",
+                "scheduler.policy: %s needs attention that takes unequal lengths; every request "
+                "now drafts and verifies K tokens, as with scheduler.policy: full (%s)",
                 config.scheduler.policy, error,
             )  # fmt: skip
             return None
