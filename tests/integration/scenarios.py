@@ -57,7 +57,7 @@ def engine(task: dict[str, Any], **options: Any) -> Any:
         str(PAIR / "target"),
         enforce_eager=True,
         dtype="float32",
-        seed=0,
+        seed=task.get("engine_seed", 0),
         max_model_len=options.pop("max_model_len", 512),
         max_num_seqs=options.pop("max_num_seqs", 12),
         max_num_batched_tokens=options.pop("max_num_batched_tokens", 192),

