@@ -71,6 +71,25 @@ def _uniform_fallback(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_manager
 
 
+def _name_the_key(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except ValueError as error:
+            config = _config_of(self.vllm_config)
+            if config is None or "adaptive verification" not in str(error):
+                raise
+            reasons = " ".join(str(error).split("Reason", 1)[-1].split())
+            raise ValueError(
+                f"scheduler.policy: {config.scheduler.policy} verifies drafts of unequal lengths, "
+                "which the attention backend of this target does not take; use scheduler.policy "
+                f"full, or another attention_backend (vLLM's reasons: {reasons})"
+            ) from None
+
+    return load_model
+
+
 def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_requests(self: Any, scheduler_output: Any) -> Any:
@@ -155,6 +174,12 @@ def worker_patches() -> list[Patch]:
             "initialize_kv_cache",
             "the adaptive-verification manager is built here; replace it by the distributor",
             wrap=_initialize_kv_cache,
+        ),
+        Patch(
+            f"{_RUNNER}:GPUModelRunner",
+            "load_model",
+            "a refused attention backend is reported by internal names; name the key to change",
+            wrap=_name_the_key,
         ),
         Patch(
             _RUNNER,

@@ -68,20 +68,20 @@ def load_artifact(
                 f"{key} was measured with {name} {measured.get(name)!r}, but this server runs "
                 f"{value!r}; measure it again here, or leave it out to measure at start-up"
             )
-    return _table(record, "draft", key), _table(record, "verify", key)
+    return _table(record, "draft", path), _table(record, "verify", path)
 
 
-def _table(record: Mapping[str, Any], stage: str, key: str) -> LatencyTable:
+def _table(record: Mapping[str, Any], stage: str, path: str | Path) -> LatencyTable:
     entry = record.get(stage)
     try:
         return LatencyTable(
             entry["sizes"],  # type: ignore[index]
             entry["ms"],  # type: ignore[index]
             int(entry["captured_limit"]),  # type: ignore[index]
-            source="artifact",
+            source=f"artifact {path}",
         )
     except (KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{key}: the {stage} table is unusable ({reason}); measure again"
+            f"latency.artifact: {path}: the {stage} table is unusable ({reason}); measure again"
         ) from None
