@@ -153,30 +153,24 @@ def churn(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def packed_drafts(task: dict[str, Any]) -> dict[str, Any]:
-    """The drafts of one packed engine at every constant length d = 1..K."""
+def parity(task: dict[str, Any]) -> dict[str, Any]:
+    """Drafts of constant length d = 1..K: of one packed engine, and of a stock engine for each."""
     from forespark.scheduler.policies import make_policy
 
     first = {"policy": "batchwise", "scheduler": {"batchwise_schedule": [[512, K]]}}
     llm = engine({**task, **first}, max_num_seqs=8)
     log = DraftLog(runner_of(llm))
-    found: dict[str, Any] = {}
+    packed, stock = {}, {}
     for length in range(1, K + 1):
         policy = make_policy("batchwise", schedule=[[512, length]])
         runner_of(llm).speculator.planner.policy = policy
-        found[str(length)] = _drafts_of(llm, log, task)
-    return found
-
-
-def stock_drafts(task: dict[str, Any]) -> dict[str, Any]:
-    """The drafts of vLLM's own speculator, an engine for every K' = 1..K."""
-    found: dict[str, Any] = {}
+        packed[length] = _drafts_of(llm, log, task)
     for length in range(1, K + 1):
-        llm = engine({**task, "policy": "stock", "tokens": length}, max_num_seqs=8)
-        found[str(length)] = _drafts_of(llm, DraftLog(runner_of(llm)), task)
         del llm
         gc.collect()
-    return found
+        llm = engine({**task, "policy": "stock", "tokens": length}, max_num_seqs=8)
+        stock[length] = _drafts_of(llm, DraftLog(runner_of(llm)), task)
+    return {"packed": packed, "stock": stock}
 
 
 def _drafts_of(llm: Any, log: DraftLog, task: dict[str, Any]) -> dict[str, Any]:
@@ -193,8 +187,7 @@ def _drafts_of(llm: Any, log: DraftLog, task: dict[str, Any]) -> dict[str, Any]:
 JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "lossless": lossless,
     "churn": churn,
-    "packed_drafts": packed_drafts,
-    "stock_drafts": stock_drafts,
+    "parity": parity,
     "transitions": small_pair.transitions,
 }
 

@@ -104,7 +104,7 @@ def mixed_prompts(count: int) -> list[str]:
 
 def lossless_task(run: str) -> dict[str, Any]:
     """64 prompts of 64 tokens (some shorter in the mixed batches) for the run of that name."""
-    whole = LONG or run in ("target", "joint")
+    whole = LONG or run == "target"
     few = 8 if run in ("joint_free", "joint_dear") else 16
     return {
         **RUNS[run],

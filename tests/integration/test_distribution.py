@@ -28,11 +28,11 @@ Job = Callable[..., dict[str, Any]]
 
 
 def sampled(engine_job: Job, policy: str, requests: int, **task: Any) -> dict[str, Any]:
-    """Transitions of `requests` random prompts and 400 tokens each."""
+    """Transitions of `requests` random prompts and 400 tokens each, or as `task` says."""
     scheduler = SCHEDULE if policy == "batchwise" else {}
     prices = HALF_BLOCKS if policy in ("joint", "single_curve") else FULL_BLOCKS
     common = {"batch": BATCH, "max_tokens": 400, "prices": prices, "scheduler": scheduler}
-    return engine_job("transitions", policy=policy, requests=requests, **common, **task)
+    return engine_job("transitions", policy=policy, requests=requests, **(common | task))
 
 
 def p_value(counts: list[list[int]]) -> float:
@@ -68,6 +68,6 @@ def test_sampled_tokens_follow_the_target(policy: str, engine_job: Job) -> None:
 
 def test_ranking_by_the_drafted_tokens_own_probability_is_seen(engine_job: Job) -> None:
     """Proves that the test above sees the bias of a score that reads x_j: same test, it fails."""
-    result = sampled(engine_job, "joint", 128, own_probability=True)
+    result = sampled(engine_job, "joint", 128, max_tokens=200, own_probability=True)
     assert 0 < sum(result["B"]) < 0.7 * sum(result["D"])
     assert p_value(result["counts"]) < 1e-6
