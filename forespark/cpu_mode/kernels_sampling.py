@@ -143,6 +143,8 @@ def fill_logprob_token_ids(
     counts = num_custom.numpy()
     for row, slot in enumerate(idx.tolist()):
         count = int(counts[slot]) or NUM_TOPK
+        if count == 0:
+            continue  # without a top k, `topk_ids` is a placeholder of another shape
         source = custom_ids[slot] if counts[slot] > 0 else topk_ids[row]
         out_token_ids[row, 1 : 1 + count] = source[:count]
         out_valid[row, 1 : 1 + count] = True
