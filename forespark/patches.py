@@ -145,6 +145,12 @@ def _only_with_graphs(original: Callable[..., Any]) -> Callable[..., Any]:
     return unsupported_backend
 
 
+def _score_named_tokens(original: Callable[..., Any]) -> Callable[..., Any]:
+    from forespark.verifier.named_tokens import score_named_tokens
+
+    return score_named_tokens(original)
+
+
 def _init_device(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def init_device(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -204,6 +210,12 @@ def worker_patches() -> list[Patch]:
             "MAX_CHUNK_BYTES",
             "1 GiB of logits caps B at 1,254 tokens for 512 requests of a 150k vocabulary",
             replacement=_CHUNK_BYTES,
+        ),
+        Patch(
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler",
+            "_verify_in_chunks",
+            "logprob_token_ids is ignored beside drafts and ends the engine; score those tokens",
+            wrap=_score_named_tokens,
         ),
     ]
     if cpu:
