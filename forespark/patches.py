@@ -214,7 +214,7 @@ def worker_patches() -> list[Patch]:
         Patch(
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler:RejectionSampler",
             "_verify_in_chunks",
-            "logprob_token_ids is ignored beside drafts and ends the engine; score those tokens",
+            "logprob_token_ids is ignored beside drafts and ends in a 500; score those tokens",
             wrap=_score_named_tokens,
         ),
     ]

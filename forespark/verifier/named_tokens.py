@@ -1,7 +1,7 @@
 """Scores of the tokens that a request names (`logprob_token_ids`), also where drafts are verified.
 
 vLLM's plain sampler returns them; its rejection sampler looks at `logprobs` alone, so a step with
-drafts returns no entry at all for such a request, and the engine fails on the missing entries.
+drafts returns no entry at all for such a request, and over HTTP it ends in a 500.
 """
 
 from __future__ import annotations
