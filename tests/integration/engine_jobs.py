@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import small_pair
+from engines import engine, runner_of
 from harness import MARK, PACKED, K
 from probes import DraftLog, StepProbe
-from scenarios import engine, runner_of
 
 
 def _greedy(tokens: int, **options: Any) -> Any:

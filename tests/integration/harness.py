@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serving import DEAR, FREE, PRICED
-
 HERE = Path(__file__).resolve().parent
+PAIR = HERE.parent / "assets" / "tiny-pair"
 MARK = "RESULT "
 K = 7
 PACKED = ("batchwise", "adaptive_verification", "single_curve", "joint")
@@ -24,6 +23,14 @@ TIMEOUT = 900.0
 LONG = os.environ.get("FORESPARK_LONG") == "1"
 PROMPTS = 64
 TOKENS = 64
+
+# Step costs, (tokens, ms). Drafting and verifying cost something: D and B move from 0 to full.
+PRICED = {
+    "draft": [[2, 1.0], [8, 1.2], [16, 1.6], [32, 2.4], [64, 4.0], [128, 7.0]],
+    "verify": [[1, 4.0], [8, 4.3], [16, 5.0], [32, 6.6], [64, 10.0], [128, 17.0], [256, 32.0]],
+}
+FREE = {"draft": [[2, 0.001], [128, 0.002]], "verify": [[1, 4.0], [256, 4.1]]}
+DEAR = {"draft": [[2, 500.0], [128, 900.0]], "verify": [[1, 4.0], [256, 4.1]]}
 
 # What each run of the real engine is given, by the name that the tests use.
 RUNS: dict[str, dict[str, Any]] = {

@@ -16,11 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import scenarios
 import torch
-from harness import PACKED
+from engines import engine, runner_of
+from harness import PACKED, PAIR
 from probes import StepProbe
-from serving import PAIR
 
 VOCAB = 16
 TOKENS = 4  # K of the pair
@@ -169,15 +168,15 @@ def transitions(task: dict[str, Any]) -> dict[str, Any]:
     """How often each token followed each other one at temperature 1; D and B of every step."""
     from vllm import SamplingParams
 
-    scenarios.PAIR = build(Path(tempfile.mkdtemp()))
-    llm = scenarios.engine(
+    llm = engine(
         {**task, "tokens": TOKENS},
+        build(Path(tempfile.mkdtemp())),
         max_num_seqs=task["batch"],
         max_num_batched_tokens=2048,
         max_model_len=1024,
         skip_tokenizer_init=True,
     )
-    runner = scenarios.runner_of(llm)
+    runner = runner_of(llm)
     probe = StepProbe(runner) if task["policy"] in PACKED else None
     if task.get("own_probability"):
         _score_by_own_probability(runner.speculator)

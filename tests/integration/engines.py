@@ -1,0 +1,70 @@
+"""The engine of a job: the tiny pair in float32 under one policy, with made-up step costs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import PAIR, PRICED, K
+
+PRICE_POLICIES = ("adaptive_verification", "single_curve", "joint")
+
+
+def engine(task: dict[str, Any], pair: Path = PAIR, **options: Any) -> Any:
+    """An LLM in this process. `task` holds `policy` and, if not the defaults, `tokens` (K),
+    `prices` and `scheduler`; `options` go to vLLM."""
+    from vllm import LLM
+
+    defaults = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 192}
+    return LLM(
+        str(pair / "target"),
+        enforce_eager=True,
+        dtype="float32",
+        seed=0,
+        block_size=32,
+        speculative_config=_speculative(task, pair),
+        disable_log_stats=False,
+        **(defaults | options),
+    )
+
+
+def runner_of(llm: Any) -> Any:
+    """The model runner of an LLM in this process."""
+    return llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
+    policy, tokens = task["policy"], task.get("tokens", K)
+    base = {"model": str(pair / "drafter"), "num_speculative_tokens": tokens}
+    if policy is None:
+        return None
+    if policy == "stock":
+        return {"method": "dflash", "draft_sample_method": "probabilistic", **base}
+    config = {"method": "forespark", "scheduler": {"policy": policy, **task.get("scheduler", {})}}
+    if policy in PRICE_POLICIES:
+        config["latency"] = {"artifact": _artifact(task.get("prices", PRICED), tokens, pair)}
+    return config | base
+
+
+def _artifact(prices: dict[str, Any], tokens: int, pair: Path) -> str:
+    """The path of a latency artifact that holds `prices` and is valid for this engine."""
+    from forespark.core import LatencyTable
+    from forespark.scheduler.latency import save_artifact
+
+    draft, verify = (
+        LatencyTable([s for s, _ in prices[stage]], [ms for _, ms in prices[stage]], 0, "made up")
+        for stage in ("draft", "verify")
+    )
+    path = Path(tempfile.mkdtemp()) / "latency.json"
+    identity = {
+        "model": str(pair / "target"),
+        "drafter": str(pair / "drafter"),
+        "device": "cpu",
+        "dtype": "float32",
+        "tensor_parallel_size": 1,
+        "num_speculative_tokens": tokens,
+        "vllm": "0.32.0",
+    }
+    save_artifact(path, draft, verify, identity)
+    return str(path)
