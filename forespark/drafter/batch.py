@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
-from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
+from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from forespark.scheduler.split import even_split
@@ -94,3 +94,32 @@ def packed_attention(speculator: Any, input_batch: InputBatch, rows_total: int) 
         positions=buffers.positions[:rows_total],
         is_prefilling=speculator.draft_is_prefilling[:num_reqs],
     )
+
+
+def capture_attention(
+    speculator: Any, num_reqs: int, rows: int
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """(metadata, slot mappings) by layer for capturing `rows` rows of up to `num_reqs` requests.
+
+    Both are views of the persistent buffers that `pack` writes. Lengths are dummies, blocks are up
+    to K + 1 wide, and no slot is written.
+    """
+    dummy = InputBatch.make_dummy(num_reqs, rows, speculator.input_buffers)
+    tables = speculator.block_tables
+    slots = tables.get_dummy_slot_mappings(rows)
+    metadata = build_attn_metadata(
+        attn_groups=speculator.attn_groups,
+        num_reqs=num_reqs,
+        num_tokens=rows,
+        query_start_loc_gpu=dummy.query_start_loc,
+        query_start_loc_cpu=torch.from_numpy(dummy.query_start_loc_np),
+        max_query_len=speculator.num_query_per_req,
+        seq_lens=dummy.seq_lens,
+        max_seq_len=speculator.max_model_len,
+        block_tables=tables.get_dummy_block_tables(num_reqs),
+        slot_mappings=slots,
+        kv_cache_config=speculator.kv_cache_config,
+        for_cudagraph_capture=True,
+        causal=speculator._group_causal,
+    )
+    return metadata, build_slot_mappings_by_layer(slots, speculator.kv_cache_config)

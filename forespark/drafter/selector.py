@@ -36,24 +36,23 @@ def packed_edge_scores(
 class DraftRows:
     """The drafted rows of one packed batch, R = sum(d_i)."""
 
-    batch: torch.Tensor  # i64 [R]: row -> batch index
+    batch: torch.Tensor  # i64 [R]: row -> batch index; n for padding rows
     step: torch.Tensor  # i64 [R]: 0..d_i - 1
-    slot: torch.Tensor  # i64 [R]: row -> request slot
+    slot: torch.Tensor  # i64 [R]: row -> request slot; -1 for padding rows
     position: torch.Tensor  # i64 [R]: position of the predicted token
 
 
 class SelectorWalk:
-    """Persistent [n, K] buffers around vLLM's candidate walk."""
+    """Persistent [n + 1, K] buffers around vLLM's candidate walk."""
 
     def __init__(self, sampler: CandidateSampler, max_num_reqs: int, device: torch.device) -> None:
         steps, top_k = sampler.num_steps, sampler.top_k
         self.sampler = sampler
-        self.candidates = torch.zeros(max_num_reqs, steps, top_k, dtype=torch.int64, device=device)
-        self.scores = torch.zeros(
-            max_num_reqs, steps, top_k, top_k, dtype=torch.float32, device=device
-        )
-        self.positions = torch.zeros(max_num_reqs, steps, dtype=torch.int64, device=device)
-        self.slots = torch.full((max_num_reqs, steps), -1, dtype=torch.int64, device=device)
+        lines = max_num_reqs + 1  # the last one takes padding rows
+        self.candidates = torch.zeros(lines, steps, top_k, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(lines, steps, top_k, top_k, dtype=torch.float32, device=device)
+        self.positions = torch.zeros(lines, steps, dtype=torch.int64, device=device)
+        self.slots = torch.full((lines, steps), -1, dtype=torch.int64, device=device)
 
     def run(
         self,

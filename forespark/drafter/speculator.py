@@ -21,13 +21,15 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.config import ForeSparkConfig
-from forespark.drafter.batch import pack_batch, packed_attention
+from forespark.drafter.batch import pack_batch
 from forespark.drafter.checkpoint import device_estimators
 from forespark.drafter.estimate import DeviceEstimators
 from forespark.drafter.feedback import Feedback
+from forespark.drafter.full_record import FullBlockRecords
+from forespark.drafter.graphs import BucketGraphs, DrafterGraphs, capturable_rows
+from forespark.drafter.heads import DraftHeads
 from forespark.drafter.packed_conv import use_packed_convolutions
 from forespark.drafter.planner import DraftRecord, StepPlanner
-from forespark.drafter.selector import DraftRows, SelectorWalk, packed_edge_scores
 from forespark.scheduler.policies import ScoreSource
 from forespark.scheduler.split import even_split
 from forespark.triton_kernels.pack_types import PackBuffers
@@ -47,6 +49,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # The post-draft estimator replaces vLLM's online one.
         self.use_acceptance_estimator = False
         self.planner: StepPlanner | None = None  # set once the step costs are known
+        self.prices: tuple[Any, Any] = (
+            None,
+            None,
+        )  # T_draft and T_verify, where the plan needs them
         self.estimators: DeviceEstimators | None = None
         reqs, steps = self.max_num_reqs, self.num_speculative_steps
         self.draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)  # by batch index
@@ -54,13 +60,16 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.slot_scores = torch.zeros(reqs, steps, device=device)  # g, by request slot
         self.slot_survival = torch.zeros(reqs, steps, device=device)  # S~, by request slot
         self._scores = torch.zeros(reqs, steps, device=device)
-        self._post_logits = torch.zeros(reqs, steps, device=device)
         self._columns = torch.arange(steps, device=device)
-        self._batch_index = torch.arange(reqs, device=device)
-        self.walk = SelectorWalk(self.candidate_sampler, reqs, device)
         self.packed = PackBuffers.allocate(
             reqs, self.max_num_tokens, steps, device, pad_slot_id=PAD_SLOT_ID
         )
+        self.heads = DraftHeads(self, self.packed)
+        # vLLM's memory profiling finds and drops graph managers among these attributes.
+        self.context_graphs: BucketGraphs | None = None
+        self.backbone_graphs: BucketGraphs | None = None
+        self.head_graphs: BucketGraphs | None = None
+        self.graphs = DrafterGraphs(self)
         self.feedback = Feedback(
             {
                 "scores": ((reqs, steps), torch.float32),
@@ -74,6 +83,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         # Without asynchronous scheduling the host has seen the step's results before it schedules
         # the next one, so reading d_i as well costs nothing.
         self.reads_lengths = device.type == "cpu"
+        self._full_records = FullBlockRecords(steps)  # while nothing is planned
         self.profile_draft: int | None = None  # D of a timed dummy draft; see verifier.profile
 
     def load_draft_model(
@@ -86,11 +96,16 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 "a DFlash2 drafter; use a DFlash2 checkpoint, or vLLM's own method for this one"
             )
         self.estimators = device_estimators(self.config, self.draft_model_config, model, self)
+        self.heads.estimators = self.estimators
         return model
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        # The packed drafter runs eagerly: its batch shape changes with every plan.
-        super().init_cudagraph_manager(CUDAGraphMode.NONE)
+        super().init_cudagraph_manager(CUDAGraphMode.NONE)  # no graphs of full blocks
+        self.graphs.fresh(capturable_rows(self, cudagraph_mode))
+
+    def capture(self) -> None:
+        """The packed drafter's graphs; vLLM calls this with the target's graphs in place."""
+        self.graphs.capture()
 
     @torch.inference_mode()
     def propose(
@@ -137,7 +152,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         draft_lens = self.draft_lens[:num_reqs]
         if timed:
             drafted = self.profile_draft or 0
-            draft_lens.copy_(torch.from_numpy(even_split(drafted, num_reqs)))
+            async_tensor_h2d(even_split(drafted, num_reqs), out=draft_lens)
         elif record is None:
             # Before prices exist (warm-up), full blocks: every column must hold a token.
             drafted = num_reqs * self.num_speculative_steps
@@ -158,15 +173,18 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self._context_slot_mappings[group].copy_(self.packed.context_slot_mapping)
         self.context_positions.copy_(self.packed.context_positions)
         # The drafter's context keys and values exist for every accepted row, drafted from or not.
-        self._precompute_context_kv(0, num_tokens)
+        self.graphs.context(num_tokens)
         tokens = self.draft_tokens[:num_reqs]
         if drafted:
-            self._draft(input_batch, drafted, draft_lens, anchors)
+            self._draft(input_batch, drafted)
             tokens.masked_fill_(self._columns >= draft_lens[:, None], -1)
         else:
             tokens.fill_(-1)
-            self._post_logits[:num_reqs].fill_(0.0)
+            self.heads.post_logits(num_reqs).fill_(0.0)
         if not timed:
+            if record is None and self.feedback.observer is not None:
+                record = self._full_records.next(input_batch)
+                draft_lens.mul_(num_sampled > 0)
             self._publish(record, slots, draft_lens, num_sampled, num_rejected)
         return tokens
 
@@ -228,49 +246,26 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 self.config.scheduler.min_draft_len,
             )  # fmt: skip
 
-    def _draft(
+    def run_packed(
         self,
-        input_batch: InputBatch,
-        drafted: int,
-        draft_lens: torch.Tensor,
-        anchors: torch.Tensor,
-    ) -> None:
+        rows: int,
+        attention: dict[str, Any],
+        slot_mappings: dict[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The backbone's outputs [rows, H] for the packed rows in the input buffers."""
+        if slot_mappings is None:
+            slot_mappings = build_slot_mappings_by_layer(
+                self.block_tables.slot_mappings[:, :rows], self.kv_cache_config
+            )
+        return self._run_model(rows, attention, slot_mappings, None)
+
+    def _draft(self, input_batch: InputBatch, drafted: int) -> None:
         """Backbone on D + n packed rows, heads on the D drafted ones."""
         num_reqs = input_batch.num_reqs
-        rows_total = drafted + num_reqs
         longest = int(input_batch.seq_lens_cpu_upper_bound[:num_reqs].max())
         self.draft_max_seq_len = min(longest + self.num_query_per_req, self.max_model_len)
-        hidden = self._run_model(
-            rows_total,
-            packed_attention(self, input_batch, rows_total),
-            build_slot_mappings_by_layer(
-                self.block_tables.slot_mappings[:, :rows_total], self.kv_cache_config
-            ),
-            None,
-        )
-        rows = DraftRows(
-            batch=torch.repeat_interleave(
-                self._batch_index[:num_reqs], draft_lens.long(), output_size=drafted
-            ),
-            step=self.packed.sample_step[:drafted].long(),
-            slot=self.packed.sample_slot[:drafted],
-            position=self.packed.sample_pos[:drafted],
-        )
-        hidden = hidden[self.packed.sample_row[:drafted]]
-        candidates, unary = self.model.compute_candidates(hidden)
-        row_anchors = anchors[rows.batch]
-        scores = packed_edge_scores(
-            self.model.model.candidate_selector, candidates, unary, hidden, row_anchors, rows.step
-        )
-        self.walk.run(
-            rows, num_reqs, candidates, scores, self.packed.temperature, self.packed.seeds,
-            self.draft_tokens, self.draft_logits, self.use_fp64_gumbel,
-        )  # fmt: skip
-        if self.estimators is not None:
-            at = (rows.batch, rows.step)
-            chosen = self.draft_tokens[at]
-            previous = torch.where(rows.step == 0, row_anchors, chosen.roll(1))
-            self._post_logits[at] = self.estimators.post_logits(hidden, previous, chosen)
+        hidden = self.graphs.backbone(input_batch, drafted + num_reqs)
+        self.graphs.heads(hidden, drafted, num_reqs)
 
     def _publish(
         self,
@@ -284,7 +279,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         num_reqs = slots.shape[0]
         self.slot_draft_lens[slots] = draft_lens
         if self.estimators is not None:
-            survival = self.estimators.post_survival(self._post_logits[:num_reqs], draft_lens)
+            survival = self.estimators.post_survival(self.heads.post_logits(num_reqs), draft_lens)
             self.slot_survival[slots] = survival
         if record is None:
             return

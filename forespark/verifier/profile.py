@@ -32,15 +32,28 @@ def measure_tables(
     sizes = sorted({*captured, *_powers_of_two(most)})
     context = _context_len(runner)
     verify = [(size, _verify_ms(runner, speculator, size, context)) for size in sizes]
-    rows = [size for size in _powers_of_two(most) if size >= 2]
+    rows = [size for size in _powers_of_two(most, halves=True) if size >= 2]
     draft = [(size, _draft_ms(runner, speculator, size, context)) for size in rows]
-    limit = max(captured, default=0)
-    return _table(draft, 0), _table(verify, limit)
+    buckets = [] if speculator.backbone_graphs is None else speculator.backbone_graphs.sizes
+    return (
+        _table(_with_buckets(draft, buckets), max(buckets, default=0)),
+        _table(verify, max(captured, default=0)),
+    )
 
 
-def _powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... and `most` itself."""
-    return sorted({most, *(1 << k for k in range(most.bit_length()))} - {0})
+def _with_buckets(points: list[tuple[int, float]], buckets: list[int]) -> list[tuple[int, float]]:
+    """Measured points, and the captured sizes between them by interpolation."""
+    sizes, ms = zip(*points, strict=True)
+    added = [size for size in buckets if sizes[0] < size <= sizes[-1] and size not in sizes]
+    return sorted([*points, *((size, float(np.interp(size, sizes, ms))) for size in added)])
+
+
+def _powers_of_two(most: int, halves: bool = False) -> list[int]:
+    """1, 2, 4, ... and `most` itself; with `halves` also 96, 192, 384, ... between them."""
+    sizes = {most, *(1 << k for k in range(most.bit_length()))} - {0}
+    if halves:
+        sizes |= {3 * size // 4 for size in sizes if size >= 128}
+    return sorted(sizes)
 
 
 def _context_len(runner: Any) -> int:
@@ -52,7 +65,7 @@ def _context_len(runner: Any) -> int:
     return min(wanted, runner.max_model_len // 2)
 
 
-def _timed_steps(
+def timed_steps(
     runner: Any, speculator: ForeSparkSpeculator, num_tokens: int, context: int, drafted: int
 ) -> tuple[float, float]:
     """Median (target forward, drafter) milliseconds of a dummy step that drafts `drafted`."""
@@ -70,7 +83,7 @@ def _timed_steps(
 
 
 def _verify_ms(runner: Any, speculator: ForeSparkSpeculator, size: int, context: int) -> float:
-    forward, upkeep = _timed_steps(runner, speculator, size, context, drafted=0)
+    forward, upkeep = timed_steps(runner, speculator, size, context, drafted=0)
     hidden = torch.zeros(
         size, runner.model_config.get_hidden_size(), dtype=runner.dtype, device=runner.device
     )
@@ -83,8 +96,8 @@ def _verify_ms(runner: Any, speculator: ForeSparkSpeculator, size: int, context:
 
 def _draft_ms(runner: Any, speculator: ForeSparkSpeculator, rows: int, context: int) -> float:
     num_reqs = -(-rows // speculator.num_query_per_req)
-    _, idle = _timed_steps(runner, speculator, num_reqs, context, drafted=0)
-    _, busy = _timed_steps(runner, speculator, num_reqs, context, drafted=rows - num_reqs)
+    _, idle = timed_steps(runner, speculator, num_reqs, context, drafted=0)
+    _, busy = timed_steps(runner, speculator, num_reqs, context, drafted=rows - num_reqs)
     return max(busy - idle, 1e-3)
 
 

@@ -10,6 +10,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.config import ForeSparkConfig
+from forespark.core import LatencyTable
 from forespark.drafter.planner import StepPlanner
 from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
@@ -53,10 +54,10 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         return
     if runner.adaptive_verification is None:
         # Without trimming the speculator keeps drafting full blocks (and has said why).
+        speculator.feedback.observer = observer
         if observer is not None:
             observer.set_trimming(False)
         return
-    settings = config.scheduler
     draft = verify = None
     if config.needs_prices:
         if config.latency.artifact is not None:
@@ -66,9 +67,24 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
             # One rank's clock decides for all: different prices would be different plans.
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
         _say_prices(draft, verify)
+    start_planning(runner, config, draft, verify)
+    speculator.feedback.observer = observer
+    if observer is not None and draft is not None and verify is not None:
+        observer.set_trimming(not (draft.is_flat or verify.is_flat))
+
+
+def start_planning(
+    runner: Any, config: ForeSparkConfig, draft: LatencyTable | None, verify: LatencyTable | None
+) -> None:
+    """Plan from now on as `config` says; no request may be running."""
+    speculator, settings = runner.speculator, config.scheduler
+    steps = speculator.num_speculative_steps
     policy = make_policy(
         settings.policy, draft, verify, settings.min_gain, config.batchwise_ranges(steps)
     )
+    if speculator.estimators is not None:
+        speculator.estimators.single_curve = settings.policy == "single_curve"
+    speculator.prices = (draft, verify)
     speculator.planner = StepPlanner(
         policy,
         RequestLimits(runner.max_num_reqs, steps, runner.max_model_len),
@@ -77,9 +93,6 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         settings.prior_acceptance,
         settings.min_draft_len,
     )
-    speculator.feedback.observer = observer
-    if observer is not None and draft is not None and verify is not None:
-        observer.set_trimming(not (draft.is_flat or verify.is_flat))
 
 
 def after_admission(runner: Any, scheduler_output: Any) -> None:

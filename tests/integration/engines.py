@@ -13,14 +13,14 @@ PRICE_POLICIES = ("adaptive_verification", "single_curve", "joint")
 
 def engine(task: dict[str, Any], pair: Path = PAIR, **options: Any) -> Any:
     """An LLM in this process. `task` holds `policy` and, if not the defaults, `tokens` (K),
-    `prices` and `scheduler`; `options` go to vLLM."""
+    `prices` and `scheduler`; with `graphs` (true or false) it runs in bfloat16 on a GPU. `options`
+    go to vLLM."""
     from vllm import LLM
 
     defaults = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 192}
+    defaults |= {"enforce_eager": not task.get("graphs", False), "dtype": _dtype(task)}
     return LLM(
         str(pair / "target"),
-        enforce_eager=True,
-        dtype="float32",
         seed=0,
         block_size=32,
         speculative_config=_speculative(task, pair),
@@ -43,12 +43,19 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
         return {"method": "dflash", "draft_sample_method": "probabilistic", **base}
     config = {"method": "forespark", "scheduler": {"policy": policy, **task.get("scheduler", {})}}
     if policy in PRICE_POLICIES:
-        config["latency"] = {"artifact": _artifact(task.get("prices", PRICED), tokens, pair)}
+        prices = task.get("prices", PRICED)
+        config["latency"] = {"artifact": _artifact(prices, tokens, pair, _dtype(task))}
     return config | base
 
 
-def _artifact(prices: dict[str, Any], tokens: int, pair: Path) -> str:
+def _dtype(task: dict[str, Any]) -> str:
+    return "bfloat16" if "graphs" in task else "float32"
+
+
+def _artifact(prices: dict[str, Any], tokens: int, pair: Path, dtype: str) -> str:
     """The path of a latency artifact that holds `prices` and is valid for this engine."""
+    import torch
+
     from forespark.core import LatencyTable
     from forespark.scheduler.latency import save_artifact
 
@@ -60,8 +67,8 @@ def _artifact(prices: dict[str, Any], tokens: int, pair: Path) -> str:
     identity = {
         "model": str(pair / "target"),
         "drafter": str(pair / "drafter"),
-        "device": "cpu",
-        "dtype": "float32",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "dtype": dtype,
         "tensor_parallel_size": 1,
         "num_speculative_tokens": tokens,
         "vllm": "0.32.0",

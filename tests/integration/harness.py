@@ -47,6 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "joint": {"policy": "joint", "prices": PRICED},
     "joint_free": {"policy": "joint", "prices": FREE},
     "joint_dear": {"policy": "joint", "prices": DEAR},
+    "joint_floor": {"policy": "joint", "prices": PRICED, "scheduler": {"min_draft_len": 2}},
 }
 
 
@@ -112,7 +113,7 @@ def mixed_prompts(count: int) -> list[str]:
 def lossless_task(run: str) -> dict[str, Any]:
     """64 prompts of 64 tokens (some shorter in the mixed batches) for the run of that name."""
     whole = LONG or run == "target"
-    few = 8 if run in ("joint_free", "joint_dear") else 16
+    few = 8 if run in ("joint_free", "joint_dear", "joint_floor") else 16
     return {
         **RUNS[run],
         "prompts": mixed_prompts(PROMPTS),

@@ -50,6 +50,8 @@ def check_lengths(run: str, result: dict[str, Any]) -> None:
         assert 0 < sum(verified) < 0.9 * sum(drafted)
     elif run == "joint_free":
         assert lengths[K] > 0.8 * sum(lengths[1:])
+    elif run == "joint_floor":  # two tokens each or nothing at all; 1 only at a request's end
+        assert lengths[2] > 0 and lengths[1] < 0.2 * sum(lengths[1:])
     elif run == "joint_dear":
         assert max(drafted) == 0 and max(verified, default=0) == 0
 
@@ -66,6 +68,7 @@ def check_lengths(run: str, result: dict[str, Any]) -> None:
         "single_curve",
         "joint_free",
         "joint_dear",
+        "joint_floor",
         "stock",
     ],
 )

@@ -72,6 +72,10 @@ def _serve(llm: Any) -> dict[str, Any]:
     return {
         "texts": texts,
         "trimming": metrics.get("forespark:trimming_active"),
+        "counted": {
+            name: metrics.get(f"forespark:{name}_tokens", 0)
+            for name in ("drafted", "verified", "accepted")
+        },
         "drafts": metrics.get("vllm:spec_decode_num_drafts", 0),
         "accepted": metrics.get("vllm:spec_decode_num_accepted_tokens", 0),
         "manager": runner.adaptive_verification is not None,
@@ -171,6 +175,9 @@ def test_report_14_equal_widths_only_means_full_blocks(found: dict[str, Any]) ->
     wide = [widths for widths in uniform["widths"] if set(widths) == {K + 1}]
     assert len(wide) > len(uniform["widths"]) / 2
     assert uniform["texts"] == found["target"]["texts"] and uniform["accepted"] > 0
+    counted = uniform["counted"]
+    assert counted["accepted"] == uniform["accepted"]
+    assert counted["drafted"] >= counted["verified"] > counted["accepted"]
 
 
 def test_report_35_a_batch_without_room_is_refused_or_capped(found: dict[str, Any]) -> None:

@@ -1,0 +1,43 @@
+"""The captured drafter on a GPU: graphs draft what the eager drafter drafts, at every length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from harness import K, lossless_task
+
+pytestmark = [pytest.mark.engine, pytest.mark.gpu]
+
+# bfloat16 sums depend on a GEMM's shape, so padding flips tokens at near ties; a fault in the
+# graphs' inputs would cost most of the acceptance instead.
+CLOSE = 0.05
+
+
+def _accepted(result: dict[str, Any]) -> float:
+    counters = result["counters"]
+    return float(
+        counters["vllm:spec_decode_num_accepted_tokens"] / counters["vllm:spec_decode_num_drafts"]
+    )
+
+
+@pytest.mark.parametrize("run", ["joint_free", "joint", "joint_floor"])
+def test_graphs_draft_like_the_eager_drafter(
+    run: str, engine_job: Callable[..., dict[str, Any]]
+) -> None:
+    """Catches a graph that reads stale lengths, rows, anchors or attention metadata."""
+    eager = engine_job("lossless", **lossless_task(run) | {"graphs": False})
+    graphs = engine_job("lossless", **lossless_task(run) | {"graphs": True})
+    assert _accepted(graphs) == pytest.approx(_accepted(eager), rel=CLOSE)
+    assert graphs["broken"] == []
+    if run == "joint":
+        assert all(count > 0 for count in graphs["lengths"])
+
+
+def test_full_graphs_accept_like_stock(engine_job: Callable[..., dict[str, Any]]) -> None:
+    """Catches captured drafts of K tokens that are worse than vLLM's own captured drafter's."""
+    stock = engine_job("lossless", **lossless_task("stock") | {"graphs": True})
+    ours = engine_job("lossless", **lossless_task("joint_free") | {"graphs": True})
+    assert _accepted(ours) == pytest.approx(_accepted(stock), rel=CLOSE)
+    assert sum(ours["lengths"][K:]) > 0.8 * sum(ours["lengths"][1:])
