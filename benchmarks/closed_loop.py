@@ -175,7 +175,9 @@ def main() -> None:
         if args.method == "forespark":
             llm.collective_rpc(use_policy, args=(policy,))
         for load in args.loads:
-            run = {"policy": policy, **loop.run(load, args.warm_up, args.seconds)}
+            # A full batch has to be prefilled before the window opens.
+            warm_up = args.warm_up + load / 64
+            run = {"policy": policy, **loop.run(load, warm_up, args.seconds)}
             record["runs"].append(run)
             print(
                 f"{policy:>24} load {load:4d}: {run['output_throughput']:9.1f} tokens/s, "
@@ -183,6 +185,13 @@ def main() -> None:
                 flush=True,
             )
             args.out.write_text(json.dumps(record, indent=1, allow_nan=False))
+    if args.time_drafts and args.method != "off":
+        from forespark.benchmarks.drafter_cost import time_drafts
+
+        lengths = [0, 2, 4, args.tokens] if args.method == "forespark" else [args.tokens]
+        sizes = [n for n in (1, 8, 32, 64, 128, 256) if n <= args.max_num_seqs]
+        record["drafts"] = llm.collective_rpc(time_drafts, args=(sizes, lengths, 512))[0]
+        args.out.write_text(json.dumps(record, indent=1, allow_nan=False))
 
 
 def _arguments() -> argparse.Namespace:
@@ -206,6 +215,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--load-format")
+    parser.add_argument(
+        "--time-drafts", action="store_true", help="also time drafts ([n, d, target ms, draft ms])"
+    )
     parser.add_argument("--blocks", type=int, help="KV cache blocks, for a small machine")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
