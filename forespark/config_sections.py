@@ -94,6 +94,11 @@ class LatencySettings(Section):
         description="startup: measure when the server starts (not when an artifact is given). "
         "never: only an artifact.",
     )
+    fixed_cost: Literal["learned", "none"] = Field(
+        default="learned",
+        description="learned: while serving, add what decode-only steps take beyond the tables to "
+        "the price of a step. none: the tables alone.",
+    )
 
 
 class DrafterSettings(Section):

@@ -103,6 +103,7 @@ class StepInputs:
     num_emit: int  # requests that sample a token this step
     num_non_draft_tokens: int  # N: anchors plus prefill tokens of the verification step
     min_draft_len: int = 0  # drafted tokens every eligible request gets while D > 0
+    fixed_ms: float = 0.0  # what a step of this size was seen to cost beyond the tables
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class VerifyInputs:
     num_drafted_reqs: int  # anchor rows of the launched draft, so it ran D + this many tokens
     verify_cap: int  # drafted tokens still present: B never exceeds it
     min_draft_len: int = 0  # the floor the draft was planned with
+    fixed_ms: float = 0.0  # what a step of this size was seen to cost beyond the tables
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Candidate:
 
     plan: Plan
     predicted_tokens: float
-    predicted_ms: float  # drafting plus verification; NaN without a profile
+    predicted_ms: float  # drafting, verification and fixed cost; NaN without a profile
     draft_ms: float = 0.0  # the drafting part of predicted_ms
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 from forespark.core import Decision, FloatArray, IntArray, StepInputs, VerifyInputs
 from forespark.drafter.requests import RequestLimits
 from forespark.estimators.stale import CopyTicket, StaleScores
+from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.policies import Policy, ScoreSource
 
 
@@ -30,6 +31,7 @@ class DraftRecord:
     ticket: CopyTicket
     index: int  # running number of the draft
     launched_at: float = field(default_factory=time.perf_counter)
+    fixed_ms: float = 0.0  # cost beyond the tables that its prices include
     verify: Decision | None = None  # how its verification was re-planned
     exact_lens: dict[str, int] | None = None  # d_i, where the host has them anyway
 
@@ -45,8 +47,10 @@ class StepPlanner:
         num_speculative_tokens: int,
         prior_acceptance: float,
         min_draft_len: int,
+        fixed_cost: FixedCost | None = None,
     ) -> None:
         self.policy = policy
+        self.fixed_cost = fixed_cost
         self.limits = limits
         self.min_draft_len = min_draft_len
         self.stale = {
@@ -92,6 +96,7 @@ class StepPlanner:
             num_emit=max(num_emit, 1),
             num_non_draft_tokens=num_emit + unfinished_prefill,
             min_draft_len=self.min_draft_len,
+            fixed_ms=self._fixed_ms(len(slots)),
         )
         decision = self.policy.plan(inputs)
         if decision.max_draft_len is not None:
@@ -101,10 +106,34 @@ class StepPlanner:
         if ticket is None:
             ticket = CopyTicket(np.asarray(slots), np.zeros(len(slots), dtype=np.int64))
         self._drafts += 1
-        self.last = DraftRecord(
-            list(req_ids), np.asarray(slots), limits, decision, drafted, ticket, self._drafts
+        before, self.last = (
+            self.last,
+            DraftRecord(
+                list(req_ids),
+                np.asarray(slots),
+                limits,
+                decision,
+                drafted,
+                ticket,
+                self._drafts,
+                fixed_ms=inputs.fixed_ms,
+            ),
         )
+        self._learn(before, self.last)
         return self.last
+
+    def _fixed_ms(self, num_reqs: int) -> float:
+        return 0.0 if self.fixed_cost is None else self.fixed_cost.at(num_reqs)
+
+    def _learn(self, before: DraftRecord | None, now: DraftRecord) -> None:
+        """The step from one draft to the next, if it only decoded, against what it was priced."""
+        if self.fixed_cost is None or before is None or before.verify is None:
+            return
+        verify = before.verify
+        if verify.num_reqs == verify.num_non_draft_tokens:
+            measured = (now.launched_at - before.launched_at) * 1e3
+            priced = verify.chosen.predicted_ms - before.fixed_ms
+            self.fixed_cost.observe(verify.num_reqs, priced, measured)
 
     def present(self, scheduled: Mapping[str, int]) -> int:
         """Drafted tokens that are certainly still there, given the drafts scheduled per request.
@@ -147,6 +176,7 @@ class StepPlanner:
                 num_drafted_reqs=0 if record is None else len(record.req_ids),
                 verify_cap=cap,
                 min_draft_len=self.min_draft_len,
+                fixed_ms=0.0 if record is None else record.fixed_ms,
             )
         )
         if record is not None:

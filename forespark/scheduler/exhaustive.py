@@ -23,7 +23,7 @@ def exhaustive_plan(inputs: StepInputs, draft: LatencyTable, verify: LatencyTabl
     floors = scores[eligible & owed]
     others = np.sort(scores[eligible & ~owed])[::-1]
     most = floors.size + others.size
-    verify_ms = verify.at(inputs.num_non_draft_tokens + np.arange(most + 1))
+    verify_ms = verify.at(inputs.num_non_draft_tokens + np.arange(most + 1)) + inputs.fixed_ms
     best = Candidate(Plan(0, 0), float(inputs.num_emit), float(verify_ms[0]))
     for budget in range(max(1, floors.size), most + 1):
         drafted = np.sort(np.concatenate((floors, others[: budget - floors.size])))[::-1]

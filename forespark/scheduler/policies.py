@@ -96,32 +96,29 @@ class FixedPolicy:
         most = np.shape(inputs.scores)[1]
         limits = np.clip(inputs.draft_limits, 0, most if length is None else min(length, most))
         total = int(limits.sum())
-        decision = self._decide(
-            Plan(total, total), inputs.num_emit, inputs.num_non_draft_tokens, num_reqs, num_reqs
-        )
+        decision = self._decide(Plan(total, total), inputs, num_reqs)
         return replace(decision, max_draft_len=length)
 
     def replan(self, inputs: VerifyInputs) -> Decision:
         budget = max(0, min(inputs.verify_cap, inputs.draft_budget))
-        return self._decide(
-            Plan(inputs.draft_budget, budget),
-            inputs.num_emit,
-            inputs.num_non_draft_tokens,
-            len(inputs.draft_limits),
-            inputs.num_drafted_reqs,
-        )
+        return self._decide(Plan(inputs.draft_budget, budget), inputs, inputs.num_drafted_reqs)
 
-    def _decide(
-        self, plan: Plan, num_emit: int, num_non_draft: int, num_reqs: int, num_drafted: int
-    ) -> Decision:
+    def _decide(self, plan: Plan, inputs: StepInputs | VerifyInputs, num_drafted: int) -> Decision:
         """Predicted tokens are the guaranteed ones: these policies have no estimate."""
         draft_ms, verify_ms = float("nan"), float("nan")
+        non_draft = inputs.num_non_draft_tokens
         if self.tables is not None:
             drafted = plan.draft_budget + num_drafted if plan.draft_budget else 0
             draft_ms = float(self.tables.draft.at(drafted))
-            verify_ms = float(self.tables.verify.at(num_non_draft + plan.verify_budget))
-        chosen = Candidate(plan, float(num_emit), draft_ms + verify_ms, draft_ms)
-        return Decision(self.name, chosen, num_reqs=num_reqs, num_non_draft_tokens=num_non_draft)
+            verify_ms = float(self.tables.verify.at(non_draft + plan.verify_budget))
+            verify_ms += inputs.fixed_ms
+        chosen = Candidate(plan, float(inputs.num_emit), draft_ms + verify_ms, draft_ms)
+        return Decision(
+            self.name,
+            chosen,
+            num_reqs=len(inputs.draft_limits),
+            num_non_draft_tokens=non_draft,
+        )
 
 
 @dataclass(frozen=True)
@@ -162,6 +159,7 @@ class AdaptiveVerification:
                 draft_budget=total,
                 num_drafted_reqs=num_reqs,
                 verify_cap=total,
+                fixed_ms=inputs.fixed_ms,
             )
         )
 

@@ -12,7 +12,7 @@ class Prices:
     """Milliseconds by budget: `draft_ms[D]` (0 for D = 0: nothing is launched), `verify_ms[B]`."""
 
     draft_ms: FloatArray  # float64 [>= D_max + 1], never decreasing
-    verify_ms: FloatArray  # float64 [>= D_max + 1], never decreasing
+    verify_ms: FloatArray  # float64 [>= D_max + 1], never decreasing; with the step's fixed cost
     num_emit: int
 
     @classmethod
@@ -25,6 +25,7 @@ class Prices:
             len(inputs.draft_limits),
             inputs.num_non_draft_tokens,
             inputs.num_emit,
+            inputs.fixed_ms,
             draft,
             verify,
         )
@@ -39,6 +40,7 @@ class Prices:
             inputs.num_drafted_reqs,
             inputs.num_non_draft_tokens,
             inputs.num_emit,
+            inputs.fixed_ms,
             draft,
             verify,
         )
@@ -50,6 +52,7 @@ class Prices:
         anchors: int,
         non_draft: int,
         num_emit: int,
+        fixed_ms: float,
         draft: LatencyTable,
         verify: LatencyTable,
     ) -> Prices:
@@ -61,7 +64,7 @@ class Prices:
         draft_ms = draft.dense(anchors + max_draft)[anchors : anchors + max_draft + 1].copy()
         draft_ms[0] = 0.0
         verify_ms = verify.dense(non_draft + max_draft)[non_draft : non_draft + max_draft + 1]
-        return cls(draft_ms, verify_ms, num_emit)
+        return cls(draft_ms, verify_ms + fixed_ms, num_emit)
 
     def candidate(self, draft_budget: int, verify_budget: int, gain: float) -> Candidate:
         """The priced plan that expects `gain` accepted tokens beyond the guaranteed ones."""

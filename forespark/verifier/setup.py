@@ -15,6 +15,7 @@ from forespark.drafter.planner import StepPlanner
 from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
 from forespark.metrics import MetricsWriter, stats_path
+from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.latency import load_artifact
 from forespark.scheduler.policies import make_policy
 from forespark.scheduler.trace import TraceWriter
@@ -92,6 +93,7 @@ def start_planning(
         steps,
         settings.prior_acceptance,
         settings.min_draft_len,
+        FixedCost() if config.latency.fixed_cost == "learned" else None,
     )
 
 

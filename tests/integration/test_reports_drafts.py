@@ -28,7 +28,7 @@ def _drafts(llm: Any, log: StepLog) -> dict[str, Any]:
 
 
 def _packed(llm: Any) -> dict[str, Any]:
-    import forespark.drafter.speculator as module
+    import forespark.drafter.heads as module
 
     found = _drafts(llm, StepLog(llm))
     found["sound"] = _conditional(counters(llm), {})
