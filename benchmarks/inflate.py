@@ -20,8 +20,9 @@ from forespark.benchmarks.inflate_parts import Inflater, Size, Tensors, layers_o
 from safetensors.torch import load_file, save_file
 
 LAYERS_A_SHARD = 4
-# Qwen3-14B's weights and cache a token, as multiples of SmolLM2's 576 and heads of 64.
-LIKE_QWEN3_14B = Size(5184, 17408, 40, 5, 80, 16, 151936, 256)
+# Qwen3-14B's weights (14.5e9) and cache a token, as multiples of SmolLM2's 576 and heads of 64.
+# Llama configurations want the hidden size to be a multiple of the heads.
+LIKE_QWEN3_14B = Size(5184, 17408, 40, 5, 64, 16, 151936, 256)
 
 
 class _Shards:

@@ -50,6 +50,11 @@ class Inflater:
                 f"hidden: {size.hidden} is not a multiple of the small model's "
                 f"{small['hidden_size']}; use a multiple"
             )
+        if small["model_type"] == "llama" and size.hidden % size.heads:
+            raise ValueError(
+                f"heads: {size.heads} do not divide hidden size {size.hidden}, which Llama "
+                "configurations require; use a divisor"
+            )
         group = small["num_attention_heads"] // small["num_key_value_heads"]
         if size.heads // size.kv_heads < group or size.kv_heads < small["num_key_value_heads"]:
             raise ValueError(

@@ -46,6 +46,12 @@ class SchedulerSettings(Section):
         ge=0,
         description="Tokens every request drafts at least while anything is drafted in the step.",
     )
+    selection: Literal["learned", "none"] = Field(
+        default="learned",
+        description="joint and single_curve. learned: a plan counts on verification picking the "
+        "best drafted tokens; how much that is worth is learned while serving. none: the paper's "
+        "rule, which expects of every token what was estimated before drafting.",
+    )
     prior_acceptance: float = Field(
         default=0.6,
         gt=0.0,

@@ -16,7 +16,7 @@ from forespark.core import Decision, FloatArray, IntArray, StepInputs, VerifyInp
 from forespark.drafter.requests import RequestLimits
 from forespark.estimators.stale import CopyTicket, StaleScores
 from forespark.scheduler.fixed_cost import FixedCost
-from forespark.scheduler.policies import Policy, ScoreSource
+from forespark.scheduler.policies import JointPolicy, Policy, ScoreSource
 
 
 @dataclass
@@ -60,6 +60,7 @@ class StepPlanner:
         self._shape = (max_num_reqs, num_speculative_tokens)
         self.last: DraftRecord | None = None
         self._drafts = 0
+        self._drafted: FloatArray | None = None  # survival of the last drafts, by slot
 
     def admit(self, slot: int, max_seq_len: int, enabled: bool) -> None:
         """A new or resumed request: it was never drafted and no estimate of it exists."""
@@ -76,6 +77,24 @@ class StepPlanner:
         """Scores [max_num_reqs, K] that arrived from the device, one step old."""
         if source in self.stale:
             self.stale[source].publish(scores, ticket)
+
+    def learn_selection(self, record: DraftRecord, arrays: Mapping[str, FloatArray]) -> None:
+        """What the drafts of `record` look like after drafting, and what became of the last ones.
+
+        `arrays` is the host copy of that step: `scores` and `survival` [max_num_reqs, K] by slot,
+        `num_sampled` and `num_rejected` [n] of the verification before it.
+        """
+        selection = self.policy.selection if isinstance(self.policy, JointPolicy) else None
+        if selection is None:
+            return
+        slots, survival = record.slots, arrays["survival"].copy()
+        if self._drafted is not None:
+            # A request without verified drafts (new, or still in its prompt) rejected none.
+            accepted = np.maximum(arrays["num_sampled"] - 1, 0)
+            verified = accepted + arrays["num_rejected"] * (arrays["num_sampled"] > 0)
+            selection.observe_verified(self._drafted[slots], verified, accepted)
+        selection.observe(arrays["scores"][slots], survival[slots])
+        self._drafted = survival
 
     def plan(
         self,

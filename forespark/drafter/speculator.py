@@ -197,6 +197,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.planner.publish(ScoreSource.PRE_DRAFT, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.SINGLE_CURVE, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.POST_DRAFT, arrays["survival"], ticket)
+        self.planner.learn_selection(arrived.context, arrays)
 
     def _schedule(self, input_batch: InputBatch) -> tuple[DraftRecord | None, int]:
         """Take in last step's measurements, then plan this one."""

@@ -31,6 +31,8 @@ from forespark.core import (
     VerifyInputs,
 )
 from forespark.scheduler.joint import plan_joint, replan_verify
+from forespark.scheduler.selection import SelectionModel
+from forespark.scheduler.selective import plan_selective, replan_selective
 
 
 class ScoreSource(Enum):
@@ -123,18 +125,35 @@ class FixedPolicy:
 
 @dataclass(frozen=True)
 class JointPolicy:
-    """`joint` and `single_curve`: the same planner on different scores."""
+    """`joint` and `single_curve`: the same planner on different scores.
+
+    With `selection` the plan counts on the post-draft ranking; without, it is the paper's.
+    """
 
     name: str
     tables: Tables
     min_gain: float
     plan_scores: ScoreSource
     replan_scores: ScoreSource
+    selection: SelectionModel | None = None
 
     def plan(self, inputs: StepInputs) -> Decision:
+        if self.selection is not None:
+            return plan_selective(
+                inputs,
+                self.tables.draft,
+                self.tables.verify,
+                self.min_gain,
+                self.selection,
+                self.name,
+            )
         return plan_joint(inputs, self.tables.draft, self.tables.verify, self.min_gain, self.name)
 
     def replan(self, inputs: VerifyInputs) -> Decision:
+        if self.selection is not None:
+            return replan_selective(
+                inputs, self.tables.draft, self.tables.verify, self.selection, self.name
+            )
         return replan_verify(inputs, self.tables.draft, self.tables.verify, self.name)
 
 
@@ -176,6 +195,7 @@ def make_policy(
     verify: LatencyTable | None = None,
     min_gain: float = 0.0,
     schedule: Sequence[Sequence[int]] | None = None,
+    selection: SelectionModel | None = None,
 ) -> Policy:
     """The policy called `name`. Raises ValueError for an unknown name or a missing ingredient."""
     if name not in POLICIES:
@@ -195,7 +215,7 @@ def make_policy(
     if name == "adaptive_verification":
         return AdaptiveVerification(tables)
     source = ScoreSource.PRE_DRAFT if name == "joint" else ScoreSource.SINGLE_CURVE
-    return JointPolicy(name, tables, min_gain, source, source)
+    return JointPolicy(name, tables, min_gain, source, source, selection)
 
 
 def parse_schedule(schedule: Sequence[Sequence[int]] | None) -> tuple[tuple[int, int, int], ...]:

@@ -18,6 +18,7 @@ from forespark.metrics import MetricsWriter, stats_path
 from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.latency import load_artifact
 from forespark.scheduler.policies import make_policy
+from forespark.scheduler.selection import SelectionModel
 from forespark.scheduler.trace import TraceWriter
 from forespark.verifier.full_block import FullBlockSpeculator
 from forespark.verifier.manager import ForeSparkManager
@@ -81,7 +82,12 @@ def start_planning(
     speculator, settings = runner.speculator, config.scheduler
     steps = speculator.num_speculative_steps
     policy = make_policy(
-        settings.policy, draft, verify, settings.min_gain, config.batchwise_ranges(steps)
+        settings.policy,
+        draft,
+        verify,
+        settings.min_gain,
+        config.batchwise_ranges(steps),
+        SelectionModel() if settings.selection == "learned" else None,
     )
     if speculator.estimators is not None:
         speculator.estimators.single_curve = settings.policy == "single_curve"

@@ -54,7 +54,6 @@ class Side:
             margin.append(torch.stack([edge[:, 0] - edge[:, 1], best[:, 0] - best[:, 1]]).amin(0))
             previous = kept.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
             drafts.append(previous)
-        embeddings = model.embed_tokens(ids[0, anchors[0]])
         return {
             "logits": self.target.model(input_ids=ids).logits[0],
             "drafts": torch.stack(drafts, 1),

@@ -1,0 +1,90 @@
+"""Recorded drafts: at each position of some answers, what every draft length would have earned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forespark.core import FloatArray, IntArray
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class DraftTrace:
+    """One row a context: position `offset` of answer `document`, in that order.
+
+    Raises ValueError when shapes disagree, a value is not finite, or more tokens are accepted than
+    were drafted.
+    """
+
+    document: IntArray  # int32 [m]
+    offset: IntArray  # int32 [m] 0 = behind the first token of the answer
+    accepted: IntArray  # int8 [m, K + 1] accepted tokens by draft length; column 0 is 0
+    pre_logits: FloatArray  # f32 [m, K(K+1)/2] row-major triangle
+    post_logits: FloatArray  # f32 [m, K(K+1)/2] of the draft of each length, likewise
+
+    def __post_init__(self) -> None:
+        count, most = self.accepted.shape[0], self.num_speculative_tokens
+        triangle = most * (most + 1) // 2
+        shapes = {
+            "document": (count,), "offset": (count,),
+            "pre_logits": (count, triangle), "post_logits": (count, triangle),
+        }  # fmt: skip
+        for name, wanted in shapes.items():
+            if getattr(self, name).shape != wanted:
+                raise ValueError(
+                    f"trace: {name} has shape {getattr(self, name).shape}, not {wanted}"
+                )
+        if (self.accepted > np.arange(most + 1)).any() or (self.accepted < 0).any():
+            raise ValueError("trace: more tokens accepted than drafted; record it again")
+        if not (np.isfinite(self.pre_logits).all() and np.isfinite(self.post_logits).all()):
+            raise ValueError("trace: logits that are NaN or infinite; check the drafter")
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.accepted.shape[1] - 1
+
+    @property
+    def num_contexts(self) -> int:
+        return self.accepted.shape[0]
+
+    @classmethod
+    def of_lengths(cls, parts: Sequence[Any], starts: IntArray) -> DraftTrace:
+        """From one `forespark.training.trace.Trace` a length d = 1..K of the same positions."""
+        first = parts[0]
+        for part in parts:
+            if not np.array_equal(part.position, first.position):
+                raise ValueError(f"trace: length {part.draft_len} covers other positions")
+        accepted = np.stack([np.zeros_like(first.accepted), *(p.accepted for p in parts)], axis=1)
+        return cls(
+            first.document.astype(np.int32),
+            (first.position - starts[first.document]).astype(np.int32),
+            accepted.astype(np.int8),
+            np.concatenate([p.pre_logits for p in parts], axis=1).astype(np.float32),
+            np.concatenate([p.post_logits for p in parts], axis=1).astype(np.float32),
+        )
+
+    def save(self, file: Path) -> None:
+        """Write a compressed NumPy archive."""
+        arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        half = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in arrays.items()}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, schema=SCHEMA, **half)
+
+    @classmethod
+    def load(cls, file: Path) -> DraftTrace:
+        """Read it back. Raises ValueError for a file of another schema or one that is not whole."""
+        try:
+            with np.load(file) as held:
+                if int(held["schema"]) != SCHEMA:
+                    raise ValueError(f"trace: {file} has schema {held['schema']}, not {SCHEMA}")
+                arrays = {name: held[name] for name in cls.__dataclass_fields__}
+        except (OSError, KeyError, EOFError) as error:
+            raise ValueError(f"trace: {file} cannot be read ({error}); record it again") from None
+        full = {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in arrays.items()}
+        return cls(**full)

@@ -1,0 +1,114 @@
+"""The joint plan with the value of post-draft selection (`selection.py`) in its objective.
+
+    (D, B) = argmax (n_emit + G(D, B)) / (T_draft(D + n) + T_verify(N + B) + fixed cost),
+
+where G(D, B) is what the B best of D drafted tokens are expected to earn once the post-draft
+estimator has ranked them. Without spread between the two estimators G is the sum of the B largest
+scores and this is `joint.py`. Every D at the end of a bucket is tried, thinned to `MOST_DRAFTS`;
+for each, B at the corners of G; then B is refined to the ends of the verification's buckets.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forespark.core import Candidate, Decision, IntArray, LatencyTable, StepInputs, VerifyInputs
+from forespark.scheduler.joint import (
+    FULL_BLOCK,
+    NO_SPECULATION,
+    apply_guards,
+    flat_notes,
+    plan_joint,
+    replan_verify,
+    two_best,
+)
+from forespark.scheduler.pool import Pool, pool_scores
+from forespark.scheduler.prices import Prices
+from forespark.scheduler.selection import SelectionModel
+
+MOST_DRAFTS = 48
+
+
+def plan_selective(
+    inputs: StepInputs,
+    draft: LatencyTable,
+    verify: LatencyTable,
+    min_gain: float,
+    model: SelectionModel,
+    policy: str = "joint",
+) -> Decision:
+    """The plan with the highest predicted goodput, after the guards of `joint.py`.
+
+    With a floor (`min_draft_len`), or when nothing may be drafted, the plain joint plan.
+    """
+    pool = pool_scores(inputs.scores, inputs.draft_limits, inputs.min_draft_len)
+    if pool.floors.size or pool.total == 0:
+        return plan_joint(inputs, draft, verify, min_gain, policy)
+    prices = Prices.of_step(inputs, pool.total, draft, verify)
+    drafts = _draft_budgets(prices, pool.total)
+    verified, gain = model.curves(pool.others, drafts)
+    filled = np.minimum(np.ceil(verified).astype(np.int64), drafts[:, None])
+    ms = prices.draft_ms[drafts][:, None] + prices.verify_ms[filled]
+    goodput = ((prices.num_emit + gain) / ms).max(axis=1)
+    order = goodput.argsort()[::-1]
+    none = prices.candidate(0, 0, 0.0)
+    full = _refined(prices, pool, model, pool.total, pool.total)[0]
+    found = [_refined(prices, pool, model, int(drafts[i]), int(drafts[i]))[0] for i in order[:2]]
+    ranked = sorted((*found, none, full), key=lambda plan: -plan.goodput)
+    chosen, guard = apply_guards(ranked[0], none, full, min_gain)
+    return Decision(
+        policy,
+        chosen,
+        runner_up=next((plan for plan in ranked if plan.plan != chosen.plan), None),
+        guard=guard,
+        num_reqs=len(inputs.draft_limits),
+        num_non_draft_tokens=inputs.num_non_draft_tokens,
+        notes=flat_notes(draft, verify),
+        alternatives=((NO_SPECULATION, none), (FULL_BLOCK, full)),
+    )
+
+
+def replan_selective(
+    inputs: VerifyInputs,
+    draft: LatencyTable,
+    verify: LatencyTable,
+    model: SelectionModel,
+    policy: str = "joint",
+) -> Decision:
+    """B for a draft already launched: the same objective at the real N, with T_draft fixed."""
+    pool = pool_scores(inputs.scores, inputs.draft_limits, inputs.min_draft_len)
+    if pool.floors.size:
+        return replan_verify(inputs, draft, verify, policy)
+    prices = Prices.of_verification(inputs, draft, verify)
+    cap = max(0, min(inputs.verify_cap, inputs.draft_budget, pool.total))
+    found = _refined(prices, pool, model, inputs.draft_budget, cap)
+    return Decision(
+        policy,
+        found[0],
+        runner_up=found[1] if len(found) > 1 else None,
+        num_reqs=len(inputs.draft_limits),
+        num_non_draft_tokens=inputs.num_non_draft_tokens,
+        notes=flat_notes(draft, verify),
+    )
+
+
+def _draft_budgets(prices: Prices, most: int) -> IntArray:
+    """int64 [m], ascending: D at bucket ends up to `most`, which is the last."""
+    draft_ms = prices.draft_ms[: most + 1]
+    ends = np.flatnonzero(draft_ms[1:] > draft_ms[:-1])
+    ends = ends[ends > 0]
+    if ends.size >= MOST_DRAFTS:
+        ends = ends[np.linspace(0, ends.size - 1, MOST_DRAFTS - 1).astype(np.int64)]
+    return np.append(ends, most)
+
+
+def _refined(
+    prices: Prices, pool: Pool, model: SelectionModel, drafted: int, cap: int
+) -> tuple[Candidate, ...]:
+    """The best B of 0..cap for a fixed D, then the second best (if any)."""
+    gains = model.gains(pool.others, min(drafted, pool.total), np.arange(cap + 1))
+    ms = prices.draft_ms[drafted] + prices.verify_ms[: cap + 1]
+    return tuple(
+        prices.candidate(drafted, best, float(gains[best]))
+        for best in two_best(prices.num_emit, gains, ms)
+    )
