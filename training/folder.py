@@ -48,10 +48,10 @@ def build_model(
 ) -> ForeSparkDraftModel:
     """A fresh model for `target`, sized like it except for the number of layers."""
     verifier = get_verifier_config(str(target))
-    if max(aux_layers) > verifier.num_hidden_layers:
+    if not aux_layers:
         raise ValueError(
-            f"aux_layers: {aux_layers} reach past the target's {verifier.num_hidden_layers} "
-            f"layers; use ids 0..{verifier.num_hidden_layers}"
+            "drafter.aux_layers: empty; name the target layers whose inputs the drafter reads, "
+            f"ids 0..{verifier.num_hidden_layers}, or set drafter.init"
         )
     kind = "sliding_attention" if directional else "full_attention"
     heads = verifier.num_attention_heads
@@ -214,6 +214,7 @@ def _from_record(
             f"target: {target} has a vocabulary of {verifier.vocab_size} tokens, the drafter one "
             f"of {vocabulary}; use the target the drafter was made for"
         )
+    _check_layers(record, target, verifier)
     record = {k: v for k, v in record.items() if k not in ("speculators_model_type", "dtype")}
     record["speculators_config"] = {
         "algorithm": "dflash2",
@@ -237,6 +238,22 @@ def _from_record(
     with torch.no_grad():
         model.mask_embedding.copy_(model.embed_tokens.weight[model.mask_token_id])
     return model.float()
+
+
+def _check_layers(record: dict[str, Any], target: str | Path, verifier: Any) -> None:
+    aux, layers = record["aux_hidden_state_layer_ids"], verifier.num_hidden_layers
+    if max(aux) > layers:
+        raise ValueError(
+            f"aux_layers: {aux} reach past the {layers} layers of {target}; use ids 0..{layers}, "
+            "or the target the drafter was made for"
+        )
+    layer = record["transformer_layer_config"]
+    hidden = layer["hidden_size"] if isinstance(layer, dict) else layer.hidden_size
+    if hidden != verifier.hidden_size:
+        raise ValueError(
+            f"target: {target} has hidden size {verifier.hidden_size}, the drafter {hidden}; "
+            "use the target the drafter was made for"
+        )
 
 
 def _from_vllm_config(record: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,11 @@ class History(logging.Handler):
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file, none when it is not there."""
+    """Objects of a JSON-lines file, none when it is not there.
+
+    A kill may cut the last line short: what has no newline behind it does not count.
+    """
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    complete = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in complete]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from forespark.training.corpus import stdlib_prompts
-from forespark.training.prompts import read_prompts
+from forespark.training.prompts import Dropped, read_prompts
 from forespark.training.recipe import Recipe
 from forespark.training.rows import Row, identity, matches, save_rows
 from forespark.training.target import Target
@@ -26,44 +27,67 @@ _MIN_ANSWER = 2  # an anchor and a token to predict
 def prepare(recipe: Recipe, say: Say = print) -> Path:
     """Make the prepared set of `recipe`, or reuse the one that is there; return its folder."""
     train, heldout, dropped = _prompts(recipe)
-    say(f"prompts: {len(train)} train, {len(heldout)} held-out; dropped: {dict(dropped) or 'none'}")
+    say(
+        f"prompts: {len(train)} train, {len(heldout)} held-out; "
+        f"dropped: {dict(dropped.counts) or 'none'}"
+    )
     wanted = identity(recipe.target, recipe.generate.model_dump(), [*train, *heldout])
     if matches(recipe.prepared, wanted):
         say(f"prepared: {recipe.prepared} matches, nothing to do")
         return recipe.prepared
     encode = Encoder(recipe)
-    held, kept = encode(heldout, dropped), encode(train, dropped)
-    answers = _answer(recipe, [*held, *kept], num_greedy=len(held), say=say)
-    rows = [
-        Row(ids + answer, [0] * len(ids) + [1] * len(answer))
-        for ids, answer in zip([*held, *kept], answers, strict=False)
-    ]
-    dropped["not answered in time"] += len(held) + len(kept) - len(rows)
-    splits = {}
-    for name, part in (("heldout", rows[: len(held)]), ("train", rows[len(held) :])):
-        splits[name] = [row for row in part if sum(row.loss_mask) >= _MIN_ANSWER]
-        dropped[f"answers under {_MIN_ANSWER} tokens"] += len(part) - len(splits[name])
-        if not splits[name]:
-            raise ValueError(f"prepared: no {name} row is left ({dict(dropped)})")
+    prompts = [*encode("heldout", heldout, dropped), *encode("train", train, dropped)]
+    greedy = sum(prompt.split == "heldout" for prompt in prompts)
+    answers = _answer(recipe, [prompt.ids for prompt in prompts], num_greedy=greedy, say=say)
+    splits = _rows(prompts, answers, dropped)
     tokens = sum(sum(row.loss_mask) for row in splits["train"])
     say(
         f"prepared: {len(splits['train'])} train rows with {tokens} answer tokens, "
-        f"{len(splits['heldout'])} held-out rows; dropped: {dict(+dropped)}"
+        f"{len(splits['heldout'])} held-out rows; dropped: {dict(dropped.counts) or 'none'}"
     )
-    save_rows(recipe.prepared, splits, wanted)
+    save_rows(recipe.prepared, splits, wanted, dropped.listed)
     return recipe.prepared
 
 
-def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Counter[str]]:
-    """Training and held-out conversations, disjoint, with the counts of what was dropped."""
+@dataclass(frozen=True)
+class Prompt:
+    """An encoded prompt, and which conversation of its split it is."""
+
+    split: str
+    number: int
+    ids: list[int]
+
+
+def _rows(
+    prompts: list[Prompt], answers: list[list[int]], dropped: Dropped
+) -> dict[str, list[Row]]:
+    """Rows of both splits; prompts without a usable answer go to `dropped`."""
+    splits: dict[str, list[Row]] = {"heldout": [], "train": []}
+    for prompt, answer in itertools.zip_longest(prompts, answers):
+        if answer is None:
+            dropped.add(prompt.split, prompt.number, "not answered in time")
+        elif len(answer) < _MIN_ANSWER:
+            dropped.add(prompt.split, prompt.number, f"answers under {_MIN_ANSWER} tokens")
+        else:
+            mask = [0] * len(prompt.ids) + [1] * len(answer)
+            splits[prompt.split].append(Row(prompt.ids + answer, mask))
+    for name, rows in splits.items():
+        if not rows:
+            raise ValueError(f"prepared: no {name} row is left ({dict(dropped.counts)})")
+    return splits
+
+
+def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Dropped]:
+    """Training and held-out conversations, disjoint, with what was dropped."""
     config = recipe.prompts
-    dropped: Counter[str] = Counter()
+    dropped = Dropped()
 
     def read(source: str) -> list[list[str]]:
         if source == "stdlib":
             return [[prompt] for prompt in stdlib_prompts()]
         result = read_prompts(source)
-        dropped.update(result.dropped)
+        for record, reason in result.listed:
+            dropped.add(source, record, reason)
         return result.conversations
 
     conversations = read(config.source)
@@ -73,9 +97,12 @@ def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Counter[
     else:
         heldout, train = conversations[: config.heldout], conversations[config.heldout :]
     secret = {turns[0] for turns in heldout}
-    kept = [turns for turns in train if turns[0] not in secret]
-    if len(kept) < len(train):
-        dropped["also held out"] += len(train) - len(kept)
+    kept = []
+    for number, turns in enumerate(train):
+        if turns[0] in secret:
+            dropped.add(config.source, number, "also held out")
+        else:
+            kept.append(turns)
     if not kept:
         raise ValueError(
             f"prompts: {config.source} leaves no training prompt beside {len(heldout)} held-out; "
@@ -92,11 +119,13 @@ class Encoder:
         self.limit = recipe.prompts.max_prompt_tokens
         self.system = recipe.generate.system
 
-    def __call__(self, conversations: list[list[str]], dropped: Counter[str]) -> list[list[int]]:
-        """Prompt ids; conversations over the length limit are counted in `dropped`."""
+    def __call__(
+        self, split: str, conversations: list[list[str]], dropped: Dropped
+    ) -> list[Prompt]:
+        """Encoded prompts; conversations over the length limit go to `dropped`."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         result = []
-        for turns in conversations:
+        for number, turns in enumerate(conversations):
             text = self.tokenizer.apply_chat_template(
                 [*system, {"role": "user", "content": turns[0]}],
                 tokenize=False,
@@ -104,9 +133,9 @@ class Encoder:
             )
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             if len(ids) > self.limit:
-                dropped[f"prompts over {self.limit} tokens"] += 1
+                dropped.add(split, number, f"prompts over {self.limit} tokens")
             else:
-                result.append(ids)
+                result.append(Prompt(split, number, ids))
         return result
 
 

@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,19 +26,41 @@ class PromptSet:
 
     conversations: list[list[str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    listed: list[tuple[int, str]] = field(default_factory=list)  # record of the file, reason
+    read: int = 0
 
     def add(self, record: Any) -> None:
-        """Keep the user turns of one record, or count why it has none."""
+        """Keep the user turns of one record, or count and list why it has none."""
         turns = user_turns(record)
         if isinstance(turns, str):
-            self.dropped[turns] += 1
+            self.drop(turns)
         else:
             self.conversations.append(turns)
+            self.read += 1
+
+    def drop(self, reason: str) -> None:
+        """Count and list the next record of the file as left out."""
+        self.dropped[reason] += 1
+        self.listed.append((self.read, reason))
+        self.read += 1
 
     def summary(self) -> str:
         """One line: kept, and dropped per reason."""
         reasons = ", ".join(f"{count} {why}" for why, count in self.dropped.most_common())
         return f"{len(self.conversations)} conversations kept; dropped: {reasons or 'none'}"
+
+
+@dataclass
+class Dropped:
+    """What a preparation left out: counts by reason, and every case."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    listed: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, source: str, record: int, reason: str) -> None:
+        """Count and list record `record` of `source`."""
+        self.counts[reason] += 1
+        self.listed.append({"source": source, "record": record, "reason": reason})
 
 
 def user_turns(record: Any) -> list[str] | str:
@@ -83,15 +106,26 @@ def read_prompts(path: str | Path) -> PromptSet:
 
 def _read_text(path: Path) -> str:
     if path.suffix in (".whl", ".zip"):
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if n.endswith(".json") and "ShareGPT" in n]
-            if not names:
-                raise ValueError(f"prompts: {path} holds no ShareGPT*.json file")
-            return archive.read(names[0]).decode("utf-8", "replace")
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = [n for n in archive.namelist() if n.endswith(".json") and "ShareGPT" in n]
+                if not names:
+                    raise ValueError(f"prompts: {path} holds no ShareGPT*.json file")
+                return archive.read(names[0]).decode("utf-8", "replace")
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"prompts: {path} is not a readable archive ({error})") from None
     data = path.read_bytes()
-    if path.suffix == ".gz":
-        data = gzip.decompress(data)
-    return data.decode("utf-8", "replace")
+    return (_unzip(path, data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
+
+
+def _unzip(path: Path, data: bytes) -> bytes:
+    """The file's content, or what of it a truncated file still holds."""
+    try:
+        return gzip.decompress(data)
+    except EOFError:
+        return zlib.decompressobj(wbits=31).decompress(data)
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"prompts: {path} is not a readable gzip file ({error})") from None
 
 
 def _array_records(text: str, result: PromptSet) -> Iterator[Any]:
@@ -101,14 +135,14 @@ def _array_records(text: str, result: PromptSet) -> Iterator[Any]:
     while True:
         position = _GAP.match(text, position).end()  # type: ignore[union-attr]
         if position >= len(text):
-            result.dropped["file ends early"] += 1
+            result.drop("file ends early")
             return
         if text[position] == "]":
             return
         try:
             record, position = decoder.raw_decode(text, position)
         except json.JSONDecodeError:
-            result.dropped["cut off by the end of the file"] += 1
+            result.drop("cut off by the end of the file")
             return
         yield record
 
@@ -121,4 +155,4 @@ def _line_records(text: str, result: PromptSet) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            result.dropped["unreadable line"] += 1
+            result.drop("unreadable line")

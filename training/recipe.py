@@ -22,9 +22,12 @@ class PromptConfig(_Section):
         default=None, description="Separate file of held-out prompts; else the first `heldout`."
     )
     train: int = Field(default=10**9, ge=1, description="Training conversations at most.")
-    heldout: int = Field(default=128, ge=1, description="Held-out conversations.")
+    heldout: int = Field(
+        default=2000,
+        ge=1,
+        description="Held-out conversations; about 60 drafts of the evaluation come from one.",
+    )
     max_prompt_tokens: int = Field(default=512, ge=1)
-    max_turns: int = Field(default=1, ge=1)
 
 
 class GenerateConfig(_Section):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, load_from_disk
+from forespark.training.saving import replacing
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,29 @@ def identity(
 
 
 def save_rows(
-    folder: str | Path, splits: dict[str, list[Row]], identity_record: dict[str, Any]
+    folder: str | Path,
+    splits: dict[str, list[Row]],
+    identity_record: dict[str, Any],
+    dropped: Sequence[dict[str, Any]] = (),
 ) -> None:
-    """Write all splits beside the final place, then swap, so a kill leaves the old set whole."""
-    folder = Path(folder)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    for name, rows in splits.items():
-        Dataset.from_dict(
-            {
-                "input_ids": [row.input_ids for row in rows],
-                "loss_mask": [row.loss_mask for row in rows],
-                "seq_len": [len(row.input_ids) for row in rows],
-            }
-        ).save_to_disk(str(temporary / name))
-    (temporary / "identity.json").write_text(json.dumps(identity_record, indent=2) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+    """Write all splits beside the final place, then swap, so a kill leaves the old set whole.
+
+    `dropped` (one object a conversation that was left out) goes to `dropped.jsonl`.
+    """
+    with replacing(Path(folder)) as temporary:
+        temporary.mkdir()
+        for name, rows in splits.items():
+            Dataset.from_dict(
+                {
+                    "input_ids": [row.input_ids for row in rows],
+                    "loss_mask": [row.loss_mask for row in rows],
+                    "seq_len": [len(row.input_ids) for row in rows],
+                }
+            ).save_to_disk(str(temporary / name))
+        lines = "".join(json.dumps(record) + "\n" for record in dropped)
+        (temporary / "dropped.jsonl").write_text(lines, encoding="utf-8")
+        # Last: without it the folder counts as not prepared.
+        (temporary / "identity.json").write_text(json.dumps(identity_record, indent=2) + "\n")
 
 
 def load_rows(folder: str | Path, split: str) -> list[Row]:

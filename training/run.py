@@ -27,6 +27,7 @@ from forespark.training.loader import TrainLoader
 from forespark.training.model import ForeSparkDraftModel
 from forespark.training.recipe import Recipe
 from forespark.training.rows import load_rows
+from forespark.training.saving import replacing
 from forespark.training.schedule import Schedule
 from forespark.training.target import Target
 from forespark.training.trainer import ForeSparkTrainer, TrainingOver, library_fits
@@ -103,11 +104,12 @@ def train(
         return (step - trainer.first_step) / max(1e-9, time.monotonic() - started)
 
     def publish() -> None:
-        if recipe.drafter.freeze and recipe.drafter.init:
-            save_beside(model, recipe.drafter.init, recipe.checkpoint)
-        else:
-            save_checkpoint(model, recipe.checkpoint, verifier_name=recipe.target_name)
-        write_provenance(recipe, trainer, schedule)
+        with replacing(recipe.checkpoint) as folder:
+            if recipe.drafter.freeze and recipe.drafter.init:
+                save_beside(model, recipe.drafter.init, folder)
+            else:
+                save_checkpoint(model, folder, verifier_name=recipe.target_name)
+            write_provenance(folder, recipe, trainer, schedule)
 
     arguments = call_kwargs(recipe, device, say)
     trainer = ForeSparkTrainer(
@@ -128,6 +130,8 @@ def train(
         f"from step {trainer.first_step} on {device}"
     )
     if schedule.done(trainer.global_step):
+        if published_steps(recipe) != trainer.global_step:
+            publish()  # a kill came between the last state and its checkpoint
         say("train: the schedule is already done")
         return True
     history.keep_before(trainer.first_step)
@@ -152,7 +156,15 @@ def make_model(recipe: Recipe) -> ForeSparkDraftModel:
     drafter, rank = recipe.drafter, recipe.estimators.rank
     if drafter.init:
         learned = drafter.train_mask_embedding or None
-        return load_checkpoint(drafter.init, recipe.target, rank=rank, train_mask_embedding=learned)
+        model = load_checkpoint(
+            drafter.init, recipe.target, rank=rank, train_mask_embedding=learned
+        )
+        if "block_size" in drafter.model_fields_set and drafter.block_size != model.block_size:
+            raise ValueError(
+                f"drafter.block_size: the recipe says {drafter.block_size}, the drafter in "
+                f"{drafter.init} has {model.block_size}; leave it out, or start a fresh drafter"
+            )
+        return model
     sizes = drafter.model_dump(exclude={"init", "freeze"})
     return build_model(recipe.target, rank=rank, directional=recipe.estimators.directional, **sizes)
 
@@ -227,8 +239,16 @@ def state_identity(recipe: Recipe) -> dict[str, Any]:
     return json.loads(json.dumps(record))
 
 
-def write_provenance(recipe: Recipe, trainer: ForeSparkTrainer, schedule: Schedule) -> None:
-    """`provenance.json` beside the checkpoint: recipe, versions, steps, time, last losses."""
+def published_steps(recipe: Recipe) -> int | None:
+    """Training steps of the checkpoint that is there, None without one."""
+    file = recipe.checkpoint / "provenance.json"
+    return int(json.loads(file.read_text())["steps"]) if file.is_file() else None
+
+
+def write_provenance(
+    folder: Path, recipe: Recipe, trainer: ForeSparkTrainer, schedule: Schedule
+) -> None:
+    """`provenance.json` in a checkpoint: recipe, versions, steps, time, last losses."""
     model = trainer.model
     counts = {
         name: sum(p.numel() for p in getattr(model, name).parameters())
@@ -248,7 +268,8 @@ def write_provenance(recipe: Recipe, trainer: ForeSparkTrainer, schedule: Schedu
         "versions": versions(),
         "device": device_name(trainer.device),
     }
-    (recipe.checkpoint / "provenance.json").write_text(json.dumps(record, indent=2) + "\n")
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    (folder / "provenance.json").write_text(text, encoding="utf-8")
 
 
 def _not_drafter() -> tuple[str, ...]:

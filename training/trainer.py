@@ -11,7 +11,6 @@ What it changes of speculators 0.9.0, and why:
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from forespark.training.loader import TrainLoader
 from forespark.training.model import ForeSparkDraftModel
 from forespark.training.recipe import TrainConfig
+from forespark.training.saving import replacing
 from forespark.training.schedule import Schedule
 from speculators.train.trainer import Trainer, TrainerConfig
 
@@ -165,10 +165,8 @@ class ForeSparkTrainer(Trainer):
             "global_step": self.global_step,
             "spent_seconds": self.schedule.spent,
         }
-        self.state_file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.state_file.with_name(f".{self.state_file.name}.tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, self.state_file)
+        with replacing(self.state_file) as temporary:
+            torch.save(state, temporary)
         if self.on_save is not None:
             self.on_save()
 

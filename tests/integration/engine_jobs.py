@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import small_pair
+from draft_capture import DraftCapture
 from engines import engine, runner_of
 from harness import MARK, PACKED, K
 from probes import DraftLog, StepProbe
@@ -159,18 +160,29 @@ def parity(task: dict[str, Any]) -> dict[str, Any]:
 
     first = {"policy": "batchwise", "scheduler": {"batchwise_schedule": [[512, K]]}}
     llm = engine({**task, **first}, max_num_seqs=8)
-    log = DraftLog(runner_of(llm))
-    packed, stock = {}, {}
+    log, capture = DraftLog(runner_of(llm)), DraftCapture(runner_of(llm), every=5)
+    packed, stock, captured = {}, {}, []
     for length in range(1, K + 1):
         policy = make_policy("batchwise", schedule=[[512, length]])
         runner_of(llm).speculator.planner.policy = policy
         packed[length] = _drafts_of(llm, log, task)
+        captured += _with_text(capture, packed[length])
     for length in range(1, K + 1):
         del llm
         gc.collect()
         llm = engine({**task, "policy": "stock", "tokens": length}, max_num_seqs=8)
         stock[length] = _drafts_of(llm, DraftLog(runner_of(llm)), task)
-    return {"packed": packed, "stock": stock}
+    return {"packed": packed, "stock": stock, "captured": captured}
+
+
+def _with_text(capture: DraftCapture, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kept drafts of a run, each with all tokens up to its anchor as `ids`."""
+    rows = []
+    for row in capture.rows:
+        text = run["sequences"][run["names"][row["request"]]]
+        rows.append({**row, "ids": text[: row["total"]]})
+    capture.rows.clear()
+    return rows
 
 
 def _drafts_of(llm: Any, log: DraftLog, task: dict[str, Any]) -> dict[str, Any]:
@@ -181,7 +193,10 @@ def _drafts_of(llm: Any, log: DraftLog, task: dict[str, Any]) -> dict[str, Any]:
     drafts: dict[str, list[Any]] = {index: [] for index in names.values()}
     for name, *rest in log.rows:
         drafts[names[name]].append(rest)
-    return {"drafts": drafts, "texts": [list(o.outputs[0].token_ids) for o in outputs]}
+    texts = [list(o.outputs[0].token_ids) for o in outputs]
+    prompts = [list(o.prompt_token_ids) for o in outputs]
+    sequences = {str(i): p + t for i, (p, t) in enumerate(zip(prompts, texts, strict=True))}
+    return {"drafts": drafts, "texts": texts, "names": names, "sequences": sequences}
 
 
 JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -1,0 +1,108 @@
+"""A training run that is killed and goes on is the run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from forespark.training.corpus import stdlib_prompts
+from forespark.training.history import read_lines
+from forespark.training.rows import Row, save_rows
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+ROOT = Path(__file__).parents[2]
+PAIR = ROOT / "tests" / "assets" / "tiny-pair"
+STEPS, SAVED_EVERY = 14, 3
+
+
+def prepared(folder: Path) -> None:
+    """Rows of library text: what the target would answer does not matter for resuming."""
+    tokenizer = AutoTokenizer.from_pretrained(PAIR / "target")
+    texts = [text for text in stdlib_prompts() if len(text) > 100][:40]
+    ids = [tokenizer(text)["input_ids"][:120] for text in texts]
+    rows = [Row(row, [0] * 8 + [1] * (len(row) - 8)) for row in ids if len(row) > 24]
+    save_rows(folder, {"train": rows[:24], "heldout": rows[24:30]}, {})
+
+
+def recipe(folder: Path) -> Path:
+    """A run in `folder` that trains the whole tiny drafter and both estimators."""
+    prepared(folder / "prepared")
+    record = {
+        "target": str(PAIR / "target"),
+        "target_name": "tiny",
+        "workdir": str(folder),
+        "prompts": {"source": "stdlib"},
+        "drafter": {"init": str(PAIR / "drafter")},
+        "estimators": {"rank": 16},
+        "train": {
+            "steps": STEPS,
+            "batch_size": 4,
+            "anchors": 8,
+            "checkpoint_steps": SAVED_EVERY,
+            "log_steps": 1,
+            "curve_points": 0,
+            "dtype": "float32",
+            "tensorboard": False,
+        },
+    }
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(record))
+    return file
+
+
+def start(file: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forespark.training.cli", "run", "--config", str(file)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors.decode()[-2000:]
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_lines(folder / "metrics.jsonl")]
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    """Catches optimiser moments, the data order, the cycle of lengths or the schedule starting
+    over after a kill, and a loss curve with a step missing or twice."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    finish(start(recipe(whole)))
+    file = recipe(broken)
+    kill_at = random.Random().randrange(SAVED_EVERY + 1, STEPS - 1)
+    process = start(file)
+    while not any(step >= kill_at for step, _ in losses(broken)):
+        assert process.poll() is None, process.stderr.read().decode()[-2000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    reached = len(losses(broken))
+    assert reached < STEPS, "the run ended before it was killed"
+    finish(start(file))
+    assert losses(broken) == losses(whole), f"killed at step {kill_at}"
+    assert [step for step, _ in losses(whole)] == sorted({step for step, _ in losses(whole)})
+    for part in ("model.safetensors", "estimators/model.safetensors"):
+        ours, theirs = (load_file(str(run / "checkpoint" / part)) for run in (broken, whole))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), part
+    steps = json.loads((broken / "checkpoint" / "provenance.json").read_text())["steps"]
+    assert steps == STEPS
+    first = load_file(str(PAIR / "drafter" / "model.safetensors"))
+    trained = load_file(str(broken / "checkpoint" / "model.safetensors"))
+    assert any(not torch.equal(first[name], trained[name]) for name in first if name in trained)
