@@ -115,7 +115,8 @@ def test_a_cut_gzip_gives_what_it_holds_and_noise_is_refused(tmp_path: Path) -> 
 def test_a_prepared_set_is_reused_only_when_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches answers of other settings or prompts that are trained on as if they were these."""
+    """Catches answers of other settings or prompts that are trained on as if they were these,
+    and a prepared set that a changed recipe overwrites."""
     (tmp_path / "prompts.json").write_text(json.dumps(SHAREGPT))
     calls = []
     kept = preparation._answer
@@ -125,11 +126,11 @@ def test_a_prepared_set_is_reused_only_when_it_is_the_same(
     assert run("prepare", recipe_file(tmp_path))[0] == 0
     assert run("prepare", recipe_file(tmp_path))[0] == 0
     assert len(calls) == 1
-    assert run("prepare", recipe_file(tmp_path, generate__max_new_tokens=9))[0] == 0
-    assert len(calls) == 2
+    code, output = run("prepare", recipe_file(tmp_path, generate__max_new_tokens=9))
+    assert code == 1 and "sampling.max_new_tokens = 8, the recipe asks for 9" in output
     (tmp_path / "prompts.json").write_text(json.dumps(SHAREGPT[1:]))
-    assert run("prepare", recipe_file(tmp_path, generate__max_new_tokens=9))[0] == 0
-    assert len(calls) == 3
+    assert run("prepare", recipe_file(tmp_path))[0] == 1
+    assert len(calls) == 1 and len(load_rows(tmp_path / "work" / "prepared", "train")) == 4
 
 
 def test_identity_is_read_from_the_set(tmp_path: Path) -> None:
