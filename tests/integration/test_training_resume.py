@@ -1,4 +1,4 @@
-"""A training run that is killed and goes on is the run that was never killed."""
+"""Whole training runs on the tiny pair: killed and resumed, and with and without L_pre."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def prepared(folder: Path) -> None:
     save_rows(folder, {"train": rows[:24], "heldout": rows[24:30]}, {})
 
 
-def recipe(folder: Path) -> Path:
+def recipe(folder: Path, steps: int = STEPS, lambda_pre: float = 1.0) -> Path:
     """A run in `folder` that trains the whole tiny drafter and both estimators."""
     prepared(folder / "prepared")
     record = {
@@ -43,9 +43,9 @@ def recipe(folder: Path) -> Path:
         "workdir": str(folder),
         "prompts": {"source": "stdlib"},
         "drafter": {"init": str(PAIR / "drafter")},
-        "estimators": {"rank": 16},
+        "estimators": {"rank": 16, "lambda_pre": lambda_pre},
         "train": {
-            "steps": STEPS,
+            "steps": steps,
             "batch_size": 4,
             "anchors": 8,
             "checkpoint_steps": SAVED_EVERY,
@@ -106,3 +106,23 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     first = load_file(str(PAIR / "drafter" / "model.safetensors"))
     trained = load_file(str(broken / "checkpoint" / "model.safetensors"))
     assert any(not torch.equal(first[name], trained[name]) for name in first if name in trained)
+
+
+@pytest.mark.timeout(600)
+def test_the_drafter_is_trained_the_same_with_and_without_the_pre_draft_loss(
+    tmp_path: Path,
+) -> None:
+    """Catches L_pre reaching the drafter through the optimiser, the clipping of gradients or the
+    random state, which a test of gradients alone does not see."""
+    weights = {}
+    for name, weight in (("with", 1.0), ("without", 0.0)):
+        finish(start(recipe(tmp_path / name, steps=4, lambda_pre=weight)))
+        checkpoint = tmp_path / name / "checkpoint"
+        weights[name] = load_file(str(checkpoint / "model.safetensors"))
+        estimators = load_file(str(checkpoint / "estimators" / "model.safetensors"))
+        weights[f"pre {name}"] = {k: v for k, v in estimators.items() if k.startswith("pre")}
+    ours, plain = weights["with"], weights["without"]
+    assert ours.keys() == plain.keys()
+    assert all(torch.equal(ours[name], plain[name]) for name in ours)
+    pre = zip(weights["pre with"].values(), weights["pre without"].values(), strict=True)
+    assert any(not torch.equal(one, other) for one, other in pre)
