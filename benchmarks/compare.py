@@ -63,6 +63,18 @@ def compare(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, Any]:
     return record
 
 
+def headline(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, float]:
+    """`best_ratio` and `min_ratio` to the strongest stock method at matched interactivity, and the
+    best ratio to `adaptive_verification` of the same checkpoint."""
+    found = compare(runs, ours)
+    named = {
+        "best_ratio": found.get("strongest stock method", {}).get("best"),
+        "min_ratio": found.get("strongest stock method", {}).get("worst"),
+        "vs_adaptive_verification": found.get("adaptive_verification", {}).get("best"),
+    }
+    return {key: round(value, 4) for key, value in named.items() if value is not None}
+
+
 def _extremes(ratio: np.ndarray) -> dict[str, float]:
     return {} if not ratio.size else {"best": float(ratio.max()), "worst": float(ratio.min())}
 
@@ -79,7 +91,8 @@ def picture(runs: dict[str, list[dict[str, Any]]], file: Path, title: str) -> No
         line = curve(found)
         style = "--" if name in BASELINES else "-"
         axes.plot(line.interactivity, line.throughput, style, marker="o", label=name)
-    axes.set(xscale="log", xlabel="tokens/s per user", ylabel="output tokens/s", title=title)
+    axes.set(xscale="log", xlabel="tokens/s per user", ylabel="output tokens/s")
+    axes.set_title(title, fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
@@ -107,8 +120,13 @@ def main() -> None:
         for found in runs.values()
         for run in found
     ]
-    record = {"title": args.title, "ours": args.ours, "runs": rows, **{
-        "ratios": compare(runs, args.ours)}}  # fmt: skip
+    record = {
+        "decode": headline(runs, args.ours),
+        "title": args.title,
+        "ours": args.ours,
+        "runs": rows,
+        "ratios": compare(runs, args.ours),
+    }
     args.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     picture(runs, args.out.with_suffix(".png"), args.title)
     for name, found in record["ratios"].items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class DraftTrace:
                 if int(held["schema"]) != SCHEMA:
                     raise ValueError(f"trace: {file} has schema {held['schema']}, not {SCHEMA}")
                 arrays = {name: held[name] for name in cls.__dataclass_fields__}
-        except (OSError, KeyError, EOFError) as error:
+        except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"trace: {file} cannot be read ({error}); record it again") from None
         full = {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in arrays.items()}
         return cls(**full)
