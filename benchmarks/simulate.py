@@ -1,9 +1,9 @@
 """Any policy on recorded drafts and a latency table: what it would do at loads nobody can run here.
 
 The policies, the split and the prices are the ones that serve; only the acceptance comes from a
-record (`draft_trace.py`) and the time from the tables. Requests walk through recorded answers from
-random places; a finished one is replaced at once. Like the server, the host plans with the scores
-of the step before, and the split uses the current ones.
+record (`forespark calibrate collect`) and the time from the tables. Requests walk through recorded
+answers from random places; a finished one is replaced at once. Like the server, the host plans with
+the scores of the step before, and the split uses the current ones.
 
 Left out: prefill, and the change of attention's cost with the context.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from forespark.benchmarks.draft_trace import DraftTrace
+from forespark.calibration.traces import DraftTrace
 
 from forespark.core import FloatArray, IntArray, LatencyTable, StepInputs, VerifyInputs
 from forespark.estimators.pre_draft import single_curve, survival
@@ -54,15 +54,12 @@ class Answers:
             ScoreSource.PRE_DRAFT: envelope_scores(reward(curves)).numpy(),
             ScoreSource.SINGLE_CURVE: envelope_scores(reward(single_curve(curves))).numpy(),
         }
-        # Only positions whose whole block lies inside the answer: the others' counts are cut.
         last = np.zeros(int(trace.document.max()) + 1, dtype=np.int64)
         np.maximum.at(last, trace.document, trace.offset)
-        self.left = last[trace.document] - trace.offset - self.most  # positions still usable
+        self.left = last[trace.document] - trace.offset  # positions behind each
         self.starts = np.flatnonzero(self.left > 0)
         if not self.starts.size:
-            raise ValueError(
-                f"trace: no answer is longer than {self.most} tokens; record longer ones"
-            )
+            raise ValueError("trace: every answer has a single position; record longer ones")
 
     def post_survival(self, context: IntArray, lengths: IntArray) -> FloatArray:
         """S~ f32 [n, K] of drafts of these lengths; -inf beyond them."""
@@ -152,7 +149,7 @@ def _advance(
     answers: Answers, context: IntArray, emitted: IntArray, random: np.random.Generator
 ) -> IntArray:
     """Where every request stands next; one at the end of its answer is replaced."""
-    ends = answers.left[context] <= emitted
+    ends = answers.left[context] < emitted
     moved = np.where(ends, 0, context + emitted)
     moved[ends] = random.choice(answers.starts, int(ends.sum()))
     return moved
@@ -179,7 +176,7 @@ def policy_named(name: str, draft: LatencyTable, verify: LatencyTable, min_gain:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", type=Path, required=True, help="of `record_trace`")
+    parser.add_argument("--trace", type=Path, required=True, help="of calibrate collect")
     parser.add_argument("--latency", type=Path, required=True, help="latency artifact")
     parser.add_argument("--policies", type=lambda s: s.split(","), default=["off", "full", "joint"])
     parser.add_argument("--loads", type=lambda s: [int(n) for n in s.split(",")], default=[1, 64])

@@ -17,6 +17,7 @@ config_app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 
+_TRAIN_EXTRA = "install the train extra: pip install forespark[train]"
 _PASS_ALL = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -122,10 +123,18 @@ def train(context: typer.Context) -> None:
     try:
         from forespark.training.cli import train_app
     except ImportError as error:
-        raise _fail(
-            ImportError(f"train: {error}; install the train extra: pip install forespark[train]")
-        ) from None
+        raise _fail(ImportError(f"train: {error}; {_TRAIN_EXTRA}")) from None
     train_app(args=context.args, prog_name="forespark train")
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def calibrate(context: typer.Context) -> None:
+    """Collect drafts and fit the estimators' calibration."""
+    try:
+        from forespark.calibration.cli import calibrate_app
+    except ImportError as error:
+        raise _fail(ImportError(f"calibrate: {error}; {_TRAIN_EXTRA}")) from None
+    calibrate_app(args=context.args, prog_name="forespark calibrate")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from forespark.training.measures import (
+from forespark.calibration.fits import fit_scale_bias, fit_temperatures
+from forespark.calibration.measures import (
     auroc,
     brier,
     ece,
-    fit_scale_bias,
-    fit_temperatures,
     sigmoid,
 )
 from forespark.training.model import ForeSparkDraftModel
@@ -193,7 +192,7 @@ def post_draft_quality(steps: Trace) -> dict[str, Any]:
     fitted = np.zeros_like(raw)
     for fit, measured in halves(trace):
         if len(fit) and len(measured):
-            theta = fit_temperatures(trace.post_logits[fit], survived[fit])
+            theta = fit_temperatures(trace.post_logits[fit], trace.accepted[fit])
             fitted[measured] = sigmoid(trace.post_logits[measured] / theta).cumprod(axis=1)
     alive = alive_rows(trace)
     columns = range(trace.draft_len)

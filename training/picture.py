@@ -10,8 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from forespark.calibration.measures import reliability, sigmoid
 from forespark.training.evaluate import alive_rows, uncut
-from forespark.training.measures import reliability, sigmoid
 from forespark.training.trace import Trace
 
 

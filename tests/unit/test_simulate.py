@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forespark.benchmarks.draft_trace import DraftTrace
 from forespark.benchmarks.simulate import Answers, policy_named, simulate
+from forespark.calibration.traces import DraftTrace
 
 from forespark.core import LatencyTable
 
@@ -100,7 +100,8 @@ def test_round_trip_and_damaged_files(tmp_path: Path) -> None:
 def test_impossible_records_are_refused() -> None:
     """Catches NaN logits, and more tokens accepted than drafted, that would be averaged away."""
     trace = made_up(2, 20)
-    fields = {name: getattr(trace, name).copy() for name in trace.__dataclass_fields__}
+    names = ("document", "offset", "accepted", "pre_logits", "post_logits")
+    fields = {name: getattr(trace, name).copy() for name in names}
     fields["accepted"][3, 2] = 5
     with pytest.raises(ValueError, match="more tokens accepted than drafted"):
         DraftTrace(**fields)

@@ -13,6 +13,7 @@ import numpy as np
 from forespark.core import FloatArray, IntArray
 
 SCHEMA = 1
+_ARRAYS = ("document", "offset", "accepted", "pre_logits", "post_logits")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class DraftTrace:
     accepted: IntArray  # int8 [m, K + 1] accepted tokens by draft length; column 0 is 0
     pre_logits: FloatArray  # f32 [m, K(K+1)/2] row-major triangle
     post_logits: FloatArray  # f32 [m, K(K+1)/2] of the draft of each length, likewise
+    drafter: str = ""  # sha256 of the drafter's weights; empty: unknown
 
     def __post_init__(self) -> None:
         count, most = self.accepted.shape[0], self.num_speculative_tokens
@@ -55,7 +57,7 @@ class DraftTrace:
         return self.accepted.shape[0]
 
     @classmethod
-    def of_lengths(cls, parts: Sequence[Any], starts: IntArray) -> DraftTrace:
+    def of_lengths(cls, parts: Sequence[Any], starts: IntArray, drafter: str) -> DraftTrace:
         """From one `forespark.training.trace.Trace` a length d = 1..K of the same positions."""
         first = parts[0]
         for part in parts:
@@ -68,14 +70,27 @@ class DraftTrace:
             accepted.astype(np.int8),
             np.concatenate([p.pre_logits for p in parts], axis=1).astype(np.float32),
             np.concatenate([p.post_logits for p in parts], axis=1).astype(np.float32),
+            drafter,
         )
+
+    def select(self, rows: np.ndarray) -> DraftTrace:
+        """The positions at `rows` (bool [m])."""
+        return DraftTrace(*(getattr(self, name)[rows] for name in _ARRAYS), self.drafter)
+
+    def check_drafter(self, sha256: str) -> None:
+        """ValueError when the trace is of another drafter."""
+        if self.drafter != sha256:
+            raise ValueError(
+                f"trace: recorded with drafter {self.drafter[:12] or 'unknown'}, this one is "
+                f"{sha256[:12]}; collect again with this drafter"
+            )
 
     def save(self, file: Path) -> None:
         """Write a compressed NumPy archive."""
-        arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
         half = {k: v.astype(np.float16) if v.dtype == np.float32 else v for k, v in arrays.items()}
         file.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(file, schema=SCHEMA, **half)
+        np.savez_compressed(file, schema=SCHEMA, drafter=self.drafter, **half)
 
     @classmethod
     def load(cls, file: Path) -> DraftTrace:
@@ -84,8 +99,9 @@ class DraftTrace:
             with np.load(file) as held:
                 if int(held["schema"]) != SCHEMA:
                     raise ValueError(f"trace: {file} has schema {held['schema']}, not {SCHEMA}")
-                arrays = {name: held[name] for name in cls.__dataclass_fields__}
+                arrays = {name: held[name] for name in _ARRAYS}
+                drafter = str(held["drafter"])
         except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"trace: {file} cannot be read ({error}); record it again") from None
         full = {k: v.astype(np.float32) if v.dtype == np.float16 else v for k, v in arrays.items()}
-        return cls(**full)
+        return cls(**full, drafter=drafter)

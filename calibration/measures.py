@@ -1,11 +1,10 @@
-"""Measures of probability estimates: Brier, ECE, AUROC, and two-parameter calibration fits."""
+"""Measures of probability estimates: Brier score, ECE, AUROC."""
 
 from __future__ import annotations
 
 import numpy as np
 
 ECE_BINS = 15  # equal-width, as in appendix B
-_TEMPERATURES = np.logspace(-1, 1, 41)  # grid of appendix B
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
@@ -46,36 +45,3 @@ def auroc(score: np.ndarray, outcome: np.ndarray) -> float | None:
     _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
     rank = (counts.cumsum() - (counts - 1) / 2)[inverse]
     return float((rank[outcome].sum() - positives * (positives + 1) / 2) / (positives * negatives))
-
-
-def fit_scale_bias(logits: np.ndarray, outcome: np.ndarray) -> tuple[float, float]:
-    """a, b of sigma(a z + b) by logistic regression (Newton, a slight pull towards a = 1)."""
-    if outcome.size == 0 or outcome.all() or not outcome.any():
-        return 1.0, 0.0
-    design = np.stack((logits, np.ones_like(logits)), axis=1).astype(np.float64)
-    prior, weight = np.array([1.0, 0.0]), np.diag([1.0, 1e-3])
-    theta = prior.copy()
-    for _ in range(30):
-        probability = sigmoid(design @ theta)
-        gradient = design.T @ (probability - outcome) + weight @ (theta - prior)
-        curvature = (design * (probability * (1 - probability))[:, None]).T @ design + weight
-        step = np.linalg.solve(curvature, gradient)
-        theta -= step
-        if np.abs(step).max() < 1e-8:
-            break
-    return float(theta[0]), float(theta[1])
-
-
-def fit_temperatures(logits: np.ndarray, survived: np.ndarray) -> np.ndarray:
-    """theta [K] of appendix B: one position at a time, ECE of the running product minimised.
-
-    `logits` f32 [n, K]; `survived` bool [n, K]: at least j tokens were accepted.
-    """
-    running = np.ones(logits.shape[0])
-    result = np.ones(logits.shape[1])
-    for j in range(logits.shape[1]):
-        curves = [running * sigmoid(logits[:, j] / theta) for theta in _TEMPERATURES]
-        errors = [ece(curve, survived[:, j]) for curve in curves]
-        best = int(np.argmin(errors))
-        result[j], running = _TEMPERATURES[best], curves[best]
-    return result

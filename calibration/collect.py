@@ -1,0 +1,85 @@
+"""Recorded drafts for calibration and the simulator: every length at every position of answers.
+
+The target answers prompts greedily; at every position of an answer the drafter drafts 1, ..., K
+tokens, so what each length would have earned is known. Drafts that reach past an answer's end are
+left out: the end would cut them short. Text is not kept: only positions, logits and counts are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from forespark.calibration.traces import DraftTrace
+from forespark.training.evaluate import autocast_for
+from forespark.training.folder import load_checkpoint
+from forespark.training.prompts import read_prompts
+from forespark.training.rows import Row
+from forespark.training.target import Target
+from forespark.training.trace import Trace, record
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from forespark.estimators.checkpoint import drafter_sha256
+
+
+def answers(
+    target: Target, folder: Path, prompts: Path, documents: int, tokens: int, longest: int
+) -> list[Row]:
+    """Greedy answers of `tokens` tokens to the first prompts of at most `longest` tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = []
+    for turns in read_prompts(prompts).conversations:
+        chat = [{"role": "user", "content": turns[0]}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) <= longest:
+            encoded.append(ids)
+        if len(encoded) == documents:
+            break
+    if not encoded:
+        raise ValueError(f"prompts: {prompts} has none of at most {longest} tokens; use another")
+    rows = []
+    for start in tqdm(range(0, len(encoded), 16), desc="answers", unit="batch"):
+        batch = encoded[start : start + 16]
+        for ids, answer in zip(
+            batch, target.greedy(batch, tokens, {tokenizer.eos_token_id}), strict=True
+        ):
+            if len(answer) > 16:
+                rows.append(Row(ids + answer, [0] * len(ids) + [1] * len(answer)))
+    return rows
+
+
+def collect(
+    target_folder: Path,
+    drafter: Path,
+    prompts: Path,
+    out: Path,
+    documents: int,
+    tokens: int,
+    device: str | None = None,
+    *,
+    longest: int = 200,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Write the trace of a pair to `out`. Raises ValueError when no prompt can be used."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = load_checkpoint(drafter, target_folder).to(place).eval()
+    dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
+    target = Target(target_folder, model.target_layer_ids, place, dtype=dtype)
+    rows = answers(target, target_folder, prompts, documents, tokens, longest)
+    most = model.config.num_speculative_tokens
+    amp = autocast_for(place)
+    parts: list[Trace] = [
+        record(model, target, rows, length, amp=amp, batch_size=8)
+        for length in tqdm(range(1, most + 1), desc="lengths")
+    ]
+    starts = np.array([row.loss_mask.index(1) for row in rows])
+    # A draft that reaches past the answer's end is cut short by it.
+    whole = parts[-1].exists.all(axis=1)
+    parts = [part.select(whole) for part in parts]
+    trace = DraftTrace.of_lengths(parts, starts, drafter_sha256(drafter))
+    trace.save(out)
+    say(f"{len(rows)} answers, {trace.num_contexts} positions, K = {most}: {out}")
