@@ -50,10 +50,10 @@ def plan_selective(
     filled = np.minimum(np.ceil(verified).astype(np.int64), drafts[:, None])
     ms = prices.draft_ms[drafts][:, None] + prices.verify_ms[filled]
     goodput = ((prices.num_emit + gain) / ms).max(axis=1)
-    order = goodput.argsort()[::-1]
+    best = int(drafts[goodput.argmax()])
     none = prices.candidate(0, 0, 0.0)
-    full = _refined(prices, pool, model, pool.total, pool.total)[0]
-    found = [_refined(prices, pool, model, int(drafts[i]), int(drafts[i]))[0] for i in order[:2]]
+    full, *_ = _refined(prices, pool, model, pool.total, pool.total)
+    found = _refined(prices, pool, model, best, best) if best < pool.total else (full,)
     ranked = sorted((*found, none, full), key=lambda plan: -plan.goodput)
     chosen, guard = apply_guards(ranked[0], none, full, min_gain)
     return Decision(

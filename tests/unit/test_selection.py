@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from forespark.core import LatencyTable, StepInputs, VerifyInputs
+from forespark.drafter.planner import StepPlanner
+from forespark.drafter.requests import RequestLimits
 from forespark.scheduler.joint import plan_joint
+from forespark.scheduler.policies import make_policy
 from forespark.scheduler.selection import SelectionModel
 from forespark.scheduler.selective import plan_selective, replan_selective
 
@@ -145,3 +148,29 @@ def test_floors_and_empty_batches_take_the_plain_plan() -> None:
     )
     nobody = StepInputs(scores, np.zeros(6, dtype=np.int32), 6, 6)
     assert plan_selective(nobody, DRAFT, VERIFY, 0.0, model).plan.draft_budget == 0
+
+
+def test_the_planner_feeds_what_happened() -> None:
+    """Catches outcomes credited to the wrong slot, a new request in an old slot counted as
+    verified, and prefills (no token sampled) counted as rejections."""
+    model = SelectionModel()
+    planner = StepPlanner(
+        make_policy("joint", DRAFT, VERIFY, selection=model), RequestLimits(8, K, 512), 8, K,
+        prior_acceptance=0.6, min_draft_len=0,
+    )  # fmt: skip
+    slots, ones = np.array([5, 2, 7]), np.ones(3, dtype=np.int32)
+    for slot in slots:
+        planner.admit(int(slot), 512, enabled=True)
+    record = planner.plan(["a", "b", "c"], slots, ones * 9, ones, ones * 0, ones > 0)
+    scores = np.tile(np.linspace(0.9, 0.3, K), (8, 1)).astype(np.float32)
+    survival = np.full((8, K), -np.inf, dtype=np.float32)
+    survival[5, :4], survival[2, :2], survival[7, :1] = 0.8, 0.5, 0.2
+    arrays = {"scores": scores, "survival": survival}
+    first = {"num_sampled": np.array([1, 1, 0]), "num_rejected": np.array([0, 0, 4])}
+    planner.learn_selection(record, arrays | first)
+    assert model._verified.sum() == 0  # nothing was drafted before
+    # Slot 5 keeps 3 of 4, slot 2 is a new request, slot 7 is still in its prompt.
+    second = {"num_sampled": np.array([4, 1, 0]), "num_rejected": np.array([1, 0, 2])}
+    planner.learn_selection(record, arrays | second)
+    assert model._verified.sum() == 4 and model._accepted.sum() == 3
+    assert model._expected.sum() == pytest.approx(4 * 0.8)
