@@ -66,9 +66,8 @@ def test_gains_grow_with_both_budgets() -> None:
     before = np.zeros(257)
     for drafted in (16, 64, 150, 256):
         gains = model.gains(ranked, drafted, np.arange(257))
-        assert (np.diff(gains) >= -1e-12).all() and (
-            gains >= before - 0.05
-        ).all()  # a bin is 0.05 wide
+        assert (np.diff(gains) >= -1e-12).all()
+        assert (gains >= 0.97 * before).all()  # a bin's mean moves with what is drafted
         assert (gains <= np.arange(257) + 1e-9).all()
         before = gains
 
