@@ -35,4 +35,5 @@ style: setup
 	@$(BIN)/ruff check --fix .
 
 bench-smoke: setup
-	@$(BIN)/python -m forespark.benchmarks.host_decision --repeats 20 --batches 1 --num-reqs 32
+	@$(BIN)/forespark bench host --repeats 20 --batches 1 --num-reqs 32
+	@$(BIN)/forespark bench smoke

@@ -168,6 +168,11 @@ def main() -> None:
         **({} if args.blocks is None else {"num_gpu_blocks_override": args.blocks}),
     )
     ready = time.perf_counter() - started
+    if args.latency_out is not None and args.method == "forespark":
+        from forespark.verifier.export import export_prices
+
+        prices = llm.collective_rpc(export_prices)[0]
+        args.latency_out.write_text(json.dumps({"schema": 1, **prices}, indent=1) + "\n")
     prompts = read_prompts(args.prompts, llm.get_tokenizer(), args.longest_prompt)
     loop = ClosedLoop(llm, prompts, args.max_tokens)
     record: dict[str, Any] = {"method": args.method, "ready_s": ready, "runs": []}
@@ -215,6 +220,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--load-format")
+    parser.add_argument("--latency-out", type=Path, help="also write the latencies measured")
     parser.add_argument(
         "--time-drafts", action="store_true", help="also time drafts ([n, d, target ms, draft ms])"
     )

@@ -137,5 +137,27 @@ def calibrate(context: typer.Context) -> None:
     calibrate_app(args=context.args, prog_name="forespark calibrate")
 
 
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def bench(context: typer.Context) -> None:
+    """Benchmarks: `forespark bench` lists them."""
+    from forespark.benchmarks.cli import run
+
+    try:
+        run(context.args)
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
+def profile(context: typer.Context) -> None:
+    """Measure this machine's step latencies and write them as an artifact."""
+    from forespark.profile import main
+
+    try:
+        main(context.args)
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+
+
 if __name__ == "__main__":
     app()

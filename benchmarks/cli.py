@@ -1,0 +1,37 @@
+"""`forespark bench NAME ...`: every benchmark by its name, each with its own `--help`."""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+import sys
+
+PACKAGE = "forespark.benchmarks"
+NAMES = {
+    "decode": ("closed_loop", "fixed loads in a closed loop, policy after policy"),
+    "compare": ("compare", "records of `decode` side by side: table, ratios, picture"),
+    "simulate": ("simulate", "any policy on recorded drafts and a latency table"),
+    "inflate": ("inflate", "a small trained pair inside a large architecture"),
+    "drafter-cost": ("drafter_cost", "what a draft costs, ours and vLLM's"),
+    "serve-load": ("serve_load", "many requests at once against `vllm serve`"),
+    "host": ("host_decision", "what the host's decision costs and gives up"),
+    "kernels": ("kernels.run", "the Triton kernels (needs a GPU)"),
+    "smoke": ("smoke", "decode, compare and simulate on the tiny pair"),
+}
+
+
+def run(arguments: list[str]) -> None:
+    """Run the benchmark that the first argument names. ValueError for an unknown name."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, NAMES))
+        print("usage: forespark bench NAME [options]; NAME --help shows its options\n")
+        print("\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in NAMES.items()))
+        return
+    name, *rest = arguments
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(NAMES)}"
+        raise ValueError(f"bench: unknown benchmark {name!r}; {hint}")
+    module = f"{PACKAGE}.{NAMES[name][0]}"
+    sys.argv = [f"forespark bench {name}", *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

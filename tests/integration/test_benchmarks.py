@@ -1,0 +1,74 @@
+"""The benchmarks' own tools on the tiny pair, with the real engine; and `forespark profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forespark.benchmarks.cli import NAMES, run
+from forespark.benchmarks.smoke import smoke
+from harness import PAIR
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.timeout(600)
+def test_decode_compare_and_simulate(tmp_path: Path) -> None:
+    """Catches a closed loop that counts nothing, policies that are not swapped, records that do
+    not compare, and a simulator that does not read what the engine measured."""
+    record = smoke(PAIR, tmp_path, ("forespark", "off"), "joint,batchwise:3", "1,3", 2.5)
+    runs = {(run["policy"], run["load"]): run for run in record["runs"]}
+    assert set(runs) == {(p, n) for p in ("joint", "batchwise:3", "off") for n in (1, 3)}
+    assert all(run["output_throughput"] > 0 for run in runs.values())
+    fixed = runs["batchwise:3", 3]
+    # Exactly three tokens a request that decodes; joint is free to choose.
+    assert 0.8 * 3 <= fixed["drafted"] / 3 <= 3 and fixed["verified"] <= fixed["drafted"]
+    assert 0.5 < runs["joint", 1]["predicted_over_measured_ms"] < 1.5
+    assert set(record["ratios"]) == {"batchwise:3", "off", "strongest stock method"}
+    assert (tmp_path / "compare.png").stat().st_size > 10_000
+    simulated = {(row["policy"], row["load"]): row for row in record["simulated"]}
+    assert simulated["batchwise:3", 3]["drafted"] == 9
+    assert simulated["off", 1]["emitted"] == 1
+
+
+@pytest.mark.timeout(400)
+def test_profile_writes_what_serving_reads(tmp_path: Path) -> None:
+    """Catches an artifact that the next start of the same engine refuses or measures again."""
+    out = tmp_path / "latency.json"
+    config = {"method": "forespark", "model": str(PAIR / "drafter"), "num_speculative_tokens": 7}
+    flags = [
+        "--model", str(PAIR / "target"), "--dtype", "float32", "--max-model-len", "256",
+        "--max-num-seqs", "4", "--max-num-batched-tokens", "256", "--enforce-eager",
+    ]  # fmt: skip
+    served = config | {"latency": {"artifact": str(out)}}
+    logs = []
+    for settings, target in ((config, out), (served, tmp_path / "again.json")):
+        done = subprocess.run(
+            [sys.executable, "-m", "forespark.cli", "profile", "--out", str(target), *flags,
+             "--speculative-config", json.dumps(settings)],
+            env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+            capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        logs.append(done.stdout + done.stderr)
+    first, again = json.loads(out.read_text()), json.loads((tmp_path / "again.json").read_text())
+    assert first["draft"]["ms"] == again["draft"]["ms"]
+    assert first["verify"]["ms"] == again["verify"]["ms"]
+    assert "start-up profile" in logs[0] and "start-up profile" not in logs[1]
+    assert first["identity"]["num_speculative_tokens"] == 7 and first["provenance"]["command"]
+
+
+def test_benchmarks_are_listed_and_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a name that leads to no module, and a typo answered by a traceback."""
+    run([])
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in NAMES)
+    folder = Path(__file__).parents[2] / "benchmarks"
+    for module, _ in NAMES.values():
+        assert (folder / (module.replace(".", "/") + ".py")).is_file()
+    with pytest.raises(ValueError, match="unknown benchmark 'decod'; did you mean 'decode'"):
+        run(["decod"])
