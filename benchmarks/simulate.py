@@ -56,6 +56,9 @@ class Answers:
         }
         last = np.zeros(int(trace.document.max()) + 1, dtype=np.int64)
         np.maximum.at(last, trace.document, trace.offset)
+        step = np.diff(trace.offset)[np.diff(trace.document) == 0]
+        if (step != 1).any():
+            raise ValueError("trace: positions are missing; collect it with --stride 1")
         self.left = last[trace.document] - trace.offset  # positions behind each
         self.starts = np.flatnonzero(self.left > 0)
         if not self.starts.size:

@@ -32,13 +32,18 @@ def collect(
     out: Annotated[Path, typer.Option(help="Trace to write (.npz).")],
     documents: Annotated[int, typer.Option(min=2)] = 256,
     tokens: Annotated[int, typer.Option(min=32, help="Of an answer, at most.")] = 256,
+    stride: Annotated[
+        int, typer.Option(min=1, help="Positions apart: 1 to simulate, more to calibrate.")
+    ] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; what there is.")] = None,
 ) -> None:
     """Draft 1..K tokens at every position of the target's greedy answers."""
     from forespark.calibration.collect import collect as run
 
     try:
-        run(target, drafter, prompts, out, documents, tokens, device, say=typer.echo)
+        run(
+            target, drafter, prompts, out, documents, tokens, device, stride=stride, say=typer.echo
+        )  # fmt: skip
     except (OSError, ValueError) as error:
         raise _fail(error) from None
 

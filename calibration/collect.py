@@ -61,10 +61,15 @@ def collect(
     tokens: int,
     device: str | None = None,
     *,
+    stride: int = 1,
     longest: int = 200,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Write the trace of a pair to `out`. Raises ValueError when no prompt can be used."""
+    """Write the trace of a pair to `out`, with every `stride`-th position of an answer.
+
+    Neighbouring positions say much the same: a fit wants many answers, the simulator whole ones.
+    Raises ValueError when no prompt can be used.
+    """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = load_checkpoint(drafter, target_folder).to(place).eval()
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
@@ -73,7 +78,7 @@ def collect(
     most = model.config.num_speculative_tokens
     amp = autocast_for(place)
     parts: list[Trace] = [
-        record(model, target, rows, length, amp=amp, batch_size=8)
+        record(model, target, rows, length, amp=amp, stride=stride, batch_size=8)
         for length in tqdm(range(1, most + 1), desc="lengths")
     ]
     starts = np.array([row.loss_mask.index(1) for row in rows])
