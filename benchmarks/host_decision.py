@@ -21,6 +21,8 @@ import numpy as np
 from forespark.core import LatencyTable, StepInputs, VerifyInputs
 from forespark.scheduler.exhaustive import exhaustive_plan
 from forespark.scheduler.joint import plan_joint, replan_verify
+from forespark.scheduler.selection import SelectionModel
+from forespark.scheduler.selective import plan_selective
 from forespark.scheduler.split import rank_split
 
 K = 15
@@ -66,6 +68,7 @@ def measure(num_reqs: int, repeats: int, batches: int) -> dict[str, object]:
     """Every time and the loss at one batch size."""
     step, (draft, verify) = synthetic_step(num_reqs, seed=0), synthetic_tables(seed=0)
     floored = synthetic_step(num_reqs, seed=0, floor=1)
+    model = SelectionModel()
     plan = plan_joint(step, draft, verify, 0.0).plan
     again = VerifyInputs(
         scores=step.scores,
@@ -79,6 +82,9 @@ def measure(num_reqs: int, repeats: int, batches: int) -> dict[str, object]:
     return {
         "num_reqs": num_reqs,
         "plan_us": time_us(lambda: plan_joint(step, draft, verify, 0.0), repeats),
+        "selective_plan_us": time_us(
+            lambda: plan_selective(step, draft, verify, 0.0, model), repeats
+        ),
         "plan_with_floor_us": time_us(lambda: plan_joint(floored, draft, verify, 0.0), repeats),
         "replan_us": time_us(lambda: replan_verify(again, draft, verify), repeats),
         "host_split_us": time_us(

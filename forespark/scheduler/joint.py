@@ -119,7 +119,7 @@ def best_verification(
     ms = prices.draft_ms[draft_budget] + prices.verify_ms[: cap + 1]
     return tuple(
         prices.candidate(draft_budget, best, float(gains[best]))
-        for best in two_best(prices.num_emit, gains[: cap + 1], ms)
+        for best in _two_best(prices.num_emit, gains[: cap + 1], ms)
     )
 
 
@@ -137,14 +137,14 @@ def _search(prices: Prices, pool: Pool) -> tuple[Candidate, ...]:
     """The two best plans without floors, over every B with its cheapest draft."""
     ms = prices.draft_ms[: pool.total + 1] + prices.verify_ms[: pool.total + 1]
     found = []
-    for verify_budget in two_best(prices.num_emit, pool.gains, ms):
+    for verify_budget in _two_best(prices.num_emit, pool.gains, ms):
         same_price = prices.draft_ms[verify_budget]
         end = int(np.searchsorted(prices.draft_ms[: pool.total + 1], same_price, side="right"))
         found.append(prices.candidate(end - 1, verify_budget, float(pool.gains[verify_budget])))
     return tuple(found)
 
 
-def two_best(num_emit: int, gains: FloatArray, ms: FloatArray) -> list[int]:
+def _two_best(num_emit: int, gains: FloatArray, ms: FloatArray) -> list[int]:
     """Indices of the highest goodput among bucket ends, at most two; ties go to the smaller step.
 
     `gains` and `ms` [m] never decrease; where the price stays, only the last index can win.

@@ -4,15 +4,24 @@
 
 where G(D, B) is what the B best of D drafted tokens are expected to earn once the post-draft
 estimator has ranked them. Without spread between the two estimators G is the sum of the B largest
-scores and this is `joint.py`. Every D at the end of a bucket is tried, thinned to `MOST_DRAFTS`;
-for each, B at the corners of G; then B is refined to the ends of the verification's buckets.
+scores and this is `joint.py`. D is tried at the ends of buckets, thinned to `MOST_DRAFTS`; for
+each, B at the corners of G; then B is refined to the ends of the verify buckets, thinned to
+`MOST_VERIFIED`. Goodput is flat around its peak, so what thinning gives up is far below `min_gain`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from forespark.core import Candidate, Decision, IntArray, LatencyTable, StepInputs, VerifyInputs
+from forespark.core import (
+    Candidate,
+    Decision,
+    FloatArray,
+    IntArray,
+    LatencyTable,
+    StepInputs,
+    VerifyInputs,
+)
 from forespark.scheduler.joint import (
     FULL_BLOCK,
     NO_SPECULATION,
@@ -20,13 +29,13 @@ from forespark.scheduler.joint import (
     flat_notes,
     plan_joint,
     replan_verify,
-    two_best,
 )
 from forespark.scheduler.pool import Pool, pool_scores
 from forespark.scheduler.prices import Prices
 from forespark.scheduler.selection import SelectionModel
 
 MOST_DRAFTS = 48
+MOST_VERIFIED = 256
 
 
 def plan_selective(
@@ -93,22 +102,27 @@ def replan_selective(
 
 
 def _draft_budgets(prices: Prices, most: int) -> IntArray:
-    """int64 [m], ascending: D at bucket ends up to `most`, which is the last."""
-    draft_ms = prices.draft_ms[: most + 1]
-    ends = np.flatnonzero(draft_ms[1:] > draft_ms[:-1])
-    ends = ends[ends > 0]
-    if ends.size >= MOST_DRAFTS:
-        ends = ends[np.linspace(0, ends.size - 1, MOST_DRAFTS - 1).astype(np.int64)]
-    return np.append(ends, most)
+    """int64 [m], ascending: D > 0 at bucket ends up to `most`, which is the last."""
+    ends = _bucket_ends(prices.draft_ms[: most + 1], MOST_DRAFTS)
+    return ends[ends > 0]
+
+
+def _bucket_ends(ms: FloatArray, most: int) -> IntArray:
+    """int64 [m <= most]: where the price is about to rise, thinned evenly, and the last index."""
+    last = ms.size - 1
+    ends = np.append(np.flatnonzero(ms[1:] > ms[:-1]), last)
+    if ends.size > most:
+        ends = ends[np.linspace(0, ends.size - 1, most).astype(np.int64)]
+    return ends
 
 
 def _refined(
     prices: Prices, pool: Pool, model: SelectionModel, drafted: int, cap: int
 ) -> tuple[Candidate, ...]:
     """The best B of 0..cap for a fixed D, then the second best (if any)."""
-    gains = model.gains(pool.others, min(drafted, pool.total), np.arange(cap + 1))
-    ms = prices.draft_ms[drafted] + prices.verify_ms[: cap + 1]
-    return tuple(
-        prices.candidate(drafted, best, float(gains[best]))
-        for best in two_best(prices.num_emit, gains, ms)
-    )
+    verify_ms = prices.verify_ms[: cap + 1]
+    ends = _bucket_ends(verify_ms, MOST_VERIFIED)
+    gains = model.gains(pool.others, min(drafted, pool.total), ends)
+    goodput = (prices.num_emit + gains) / (prices.draft_ms[drafted] + verify_ms[ends])
+    best = goodput.argsort(kind="stable")[::-1][:2]
+    return tuple(prices.candidate(drafted, int(ends[at]), float(gains[at])) for at in best)
