@@ -14,6 +14,7 @@ from forespark.core import LatencyTable
 from forespark.drafter.planner import StepPlanner
 from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
+from forespark.drafter.warm_up import warm_up_planning
 from forespark.metrics import MetricsWriter, stats_path
 from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.latency import load_artifact
@@ -70,6 +71,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
         _say_prices(draft, verify)
     start_planning(runner, config, draft, verify)
+    warm_up_planning(speculator)
     speculator.feedback.observer = observer
     if observer is not None and draft is not None and verify is not None:
         observer.set_trimming(not (draft.is_flat or verify.is_flat))
