@@ -1,4 +1,4 @@
-"""Compiles the kernels of planning before the server is ready, so that no request waits for them."""
+"""Compiles the kernels of planning before the server is ready: no request waits for them."""
 
 from __future__ import annotations
 
