@@ -13,6 +13,7 @@ NAMES = {
     "simulate": ("simulate", "any policy on recorded drafts and a latency table"),
     "inflate": ("inflate", "a small trained pair inside a large architecture"),
     "drafter-cost": ("drafter_cost", "what a draft costs, ours and vLLM's"),
+    "poisson": ("poisson", "Poisson arrivals against a server, attainment and capacity"),
     "serve-load": ("serve_load", "many requests at once against `vllm serve`"),
     "host": ("host_decision", "what the host's decision costs and gives up"),
     "kernels": ("kernels.run", "the Triton kernels (needs a GPU)"),

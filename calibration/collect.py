@@ -18,11 +18,13 @@ from forespark.training.folder import load_checkpoint
 from forespark.training.prompts import read_prompts
 from forespark.training.rows import Row
 from forespark.training.target import Target
-from forespark.training.trace import Trace, record
+from forespark.training.trace import Trace, record_lengths
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from forespark.estimators.checkpoint import drafter_sha256
+
+_BATCH = 8  # documents
 
 
 def answers(
@@ -76,15 +78,27 @@ def collect(
     target = Target(target_folder, model.target_layer_ids, place, dtype=dtype)
     rows = answers(target, target_folder, prompts, documents, tokens, longest)
     most = model.config.num_speculative_tokens
+    if not any(sum(row.loss_mask) > most for row in rows):
+        raise ValueError(
+            f"prompts: {prompts} gives no answer longer than K = {most} tokens; use others"
+        )
     amp = autocast_for(place)
-    parts: list[Trace] = [
-        record(model, target, rows, length, amp=amp, stride=stride, batch_size=8)
-        for length in tqdm(range(1, most + 1), desc="lengths")
-    ]
+    parts: list[list[Trace]] = [[] for _ in range(most)]
+    for first in tqdm(range(0, len(rows), _BATCH), desc="drafts", unit="batch"):
+        batch = rows[first : first + _BATCH]
+        lengths = range(1, most + 1)
+        found = record_lengths(
+            model, target, batch, lengths, amp=amp, stride=stride, batch_size=_BATCH
+        )
+        for held, part in zip(parts, found, strict=True):
+            part.document += first
+            held.append(part)
+    merged = [Trace.join(held) for held in parts]
     starts = np.array([row.loss_mask.index(1) for row in rows])
     # A draft that reaches past the answer's end is cut short by it.
-    whole = parts[-1].exists.all(axis=1)
-    parts = [part.select(whole) for part in parts]
-    trace = DraftTrace.of_lengths(parts, starts, drafter_sha256(drafter))
+    whole = merged[-1].exists.all(axis=1)
+    trace = DraftTrace.of_lengths(
+        [part.select(whole) for part in merged], starts, drafter_sha256(drafter)
+    )
     trace.save(out)
     say(f"{len(rows)} answers, {trace.num_contexts} positions, K = {most}: {out}")

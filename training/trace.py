@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +49,13 @@ class Trace:
         values = {name: getattr(self, name)[rows] for name in (*fields, "drafter_prob")}
         return Trace(draft_len=self.draft_len, **values)
 
+    @classmethod
+    def join(cls, parts: Sequence[Trace]) -> Trace:
+        """Traces of one length, one behind the other."""
+        names = [field for field in cls.__dataclass_fields__ if field != "draft_len"]
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
+        return cls(parts[0].draft_len, *columns)
+
 
 def walk(trace: Trace) -> np.ndarray:
     """int64 [m]: the drafts a decoding run makes, each starting behind the last one's bonus."""
@@ -59,27 +67,42 @@ def walk(trace: Trace) -> np.ndarray:
     return np.array(chosen, dtype=np.int64)
 
 
-@torch.no_grad()
 def record(
+    model: ForeSparkDraftModel, target: Target, rows: Sequence[Row], draft_len: int, **options: Any
+) -> Trace:
+    """`record_lengths` of one length."""
+    return record_lengths(model, target, rows, [draft_len], **options)[0]
+
+
+@torch.no_grad()
+def record_lengths(
     model: ForeSparkDraftModel,
     target: Target,
     rows: Sequence[Row],
-    draft_len: int,
+    lengths: Sequence[int],
     *,
     amp: Amp,
     anchors: int = 32,
     stride: int = 1,
     batch_size: int = 16,
-) -> Trace:
-    """Draft `draft_len` tokens at every `stride`-th answer position of every row."""
-    parts: list[list[np.ndarray]] = []
+) -> list[Trace]:
+    """Draft each of `lengths` at every `stride`-th answer position of every row.
+
+    The target runs once for all of them. One trace a length, all of the same positions.
+    """
+    parts: dict[int, list[list[np.ndarray]]] = {length: [] for length in lengths}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
     for start in range(0, len(order), batch_size):
         documents = order[start : start + batch_size]
-        parts += _record_batch(model, target, rows, documents, draft_len, amp, anchors, stride)
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    trace = Trace(draft_len, *columns)
-    return trace.select(np.lexsort((trace.position, trace.document)))
+        for length, columns in _record_batch(
+            model, target, rows, documents, lengths, amp, anchors, stride
+        ):
+            parts[length].append(columns)
+    traces = []
+    for length, found in parts.items():
+        trace = Trace(length, *(np.concatenate(column) for column in zip(*found, strict=True)))
+        traces.append(trace.select(np.lexsort((trace.position, trace.document))))
+    return traces
 
 
 def _record_batch(
@@ -87,14 +110,14 @@ def _record_batch(
     target: Target,
     rows: Sequence[Row],
     documents: list[int],
-    draft_len: int,
+    lengths: Sequence[int],
     amp: Amp,
     anchors: int,
     stride: int,
-) -> Iterator[list[np.ndarray]]:
+) -> Iterator[tuple[int, list[np.ndarray]]]:
     ids_list = [rows[d].input_ids for d in documents]
-    length = padded_length(max(map(len, ids_list)))
-    ids = pad(ids_list, length).to(target.device)
+    padded = padded_length(max(map(len, ids_list)))
+    ids = pad(ids_list, padded).to(target.device)
     ends = torch.tensor([len(i) for i in ids_list], device=target.device)
     starts = torch.tensor([rows[d].loss_mask.index(1) for d in documents], device=target.device)
     names = torch.tensor(documents, device=target.device)[:, None]
@@ -107,13 +130,14 @@ def _record_batch(
             kept = position < ends[:, None] - 1
             if not kept.any():
                 continue
-            block = position.clamp(max=length - 1)
-            step = _draft(model, context, ids, block, draft_len)
-            future = block[..., None] + torch.arange(1, draft_len + 1, device=target.device)
-            exists = future < ends[:, None, None]
-            text = ids.gather(1, future.clamp(max=length - 1).flatten(1)).view_as(future)
-            columns = (names.expand_as(position), position, step[0] == text, exists, *step[1:])
-            yield [column[kept].cpu().numpy() for column in columns]
+            block = position.clamp(max=padded - 1)
+            for length in lengths:
+                step = _draft(model, context, ids, block, length)
+                future = block[..., None] + torch.arange(1, length + 1, device=target.device)
+                exists = future < ends[:, None, None]
+                text = ids.gather(1, future.clamp(max=padded - 1).flatten(1)).view_as(future)
+                columns = (names.expand_as(position), position, step[0] == text, exists, *step[1:])
+                yield length, [column[kept].cpu().numpy() for column in columns]
 
 
 def _draft(

@@ -1,0 +1,149 @@
+"""Open loop: seeded Poisson arrivals against `vllm serve`, and the rate that 90 % of users survive.
+
+Every method gets the same prompts at the same times (vLLM's own client, `vllm bench serve`, makes
+them from the seed). A rate is warmed up for `--warm-up` seconds and measured for `--seconds`. Rates
+that the output file already holds are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from forespark.benchmarks.slo import LEVEL, Slo, attainment, capacity, latencies
+
+from forespark.demo.server import Server, vllm_command
+
+SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
+KEPT = ("completed", "failed", "duration", "request_throughput", "output_throughput",
+        "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")  # fmt: skip
+
+
+def speculative(method: str, drafter: Path, tokens: int) -> list[str]:
+    """Server flags of a method: `off`, `dflash`, `dflash_adaptive` or a ForeSpark policy."""
+    base: dict[str, Any] = {"model": str(drafter), "num_speculative_tokens": tokens}
+    match method:
+        case "off":
+            return []
+        case "dflash":
+            base |= {"method": "dflash"}
+        case "dflash_adaptive":
+            base |= {"method": "dflash", "enable_adaptive_verification": True}
+        case _:
+            base |= {"method": "forespark", "scheduler": {"policy": method}}
+    return ["--speculative-config", json.dumps(base)]
+
+
+def client(
+    server: Server, args: argparse.Namespace, prompts: Path, rate: float, seconds: float, seed: int
+) -> dict[str, Any]:
+    """One run of vLLM's client: its record, with details."""
+    with tempfile.TemporaryDirectory() as folder:
+        count = max(1, round(rate * seconds))
+        command = [
+            *vllm_command(), "bench", "serve", "--backend", "openai", "--base-url", server.url,
+            "--endpoint", "/v1/completions", "--model", "model", "--tokenizer", str(args.target),
+            "--dataset-name", "custom", "--dataset-path", str(prompts),
+            "--custom-output-len", str(args.max_tokens), "--num-prompts", str(count),
+            "--request-rate", str(rate), "--seed", str(seed), "--temperature", "0",
+            "--percentile-metrics", "ttft,tpot", "--save-result", "--save-detailed",
+            "--result-dir", folder, "--result-filename", "run.json", "--disable-tqdm",
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        file = Path(folder) / "run.json"
+        if done.returncode or not file.exists():
+            raise RuntimeError(f"the client ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        record: dict[str, Any] = json.loads(file.read_text())
+        return record
+
+
+def measured(record: dict[str, Any], rate: float, slo: Slo) -> dict[str, Any]:
+    """What is kept of a run: vLLM's figures and the attainment at several scales of the limits."""
+    ttft, _ = latencies(record)
+    return {
+        "rate": rate,
+        "requests": int(ttft.size),
+        **{name: record[name] for name in KEPT if name in record},
+        "attainment": {str(scale): attainment(record, slo.scaled(scale)) for scale in SCALES},
+    }
+
+
+def main() -> None:
+    args = _arguments()
+    slo = Slo(args.ttft, args.tpot)
+    held = json.loads(args.out.read_text()) if args.out.exists() else {"methods": {}}
+    held |= {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "level": LEVEL}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder) / "prompts.jsonl"
+        if args.prompts.suffix == ".gz":
+            with gzip.open(args.prompts) as source, prompts.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+        else:
+            shutil.copy(args.prompts, prompts)
+        for method in args.methods:
+            runs = held["methods"].setdefault(method, {"runs": []})["runs"]
+            todo = [rate for rate in args.rates if rate not in [run["rate"] for run in runs]]
+            if not todo:
+                continue
+            flags = speculative(method, args.drafter, args.tokens) + args.server
+            with Server(args.target, flags, Path(folder) / f"{method}.log") as server:
+                ready = server.wait_ready()
+                print(f"{method}: ready after {ready:.0f} s", flush=True)
+                for rate in todo:
+                    if args.warm_up:
+                        client(server, args, prompts, rate, args.warm_up, args.seed + 1)
+                    record = client(server, args, prompts, rate, args.seconds, args.seed)
+                    runs.append(measured(record, rate, slo))
+                    shares = [run["attainment"]["1.0"] for run in runs]
+                    found, exact = capacity([run["rate"] for run in runs], shares)
+                    held["methods"][method] |= {"capacity": found, "capacity_measured": exact}
+                    args.out.write_text(json.dumps(held, indent=1, allow_nan=False) + "\n")
+                    print(
+                        f"{method:>22} {rate:7.2f} requests/s: {shares[-1]:6.1%} in time, "
+                        f"TTFT {record['median_ttft_ms']:.0f} ms, "
+                        f"TPOT {record['median_tpot_ms']:.1f} ms",
+                        flush=True,
+                    )
+    capacities = {name: found.get("capacity") for name, found in held["methods"].items()}
+    print(json.dumps({"capacity": capacities}))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--drafter", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=15, help="K")
+    parser.add_argument(
+        "--methods", type=lambda s: s.split(","), default=["joint", "off", "dflash_adaptive"]
+    )
+    parser.add_argument(
+        "--rates", type=lambda s: [float(r) for r in s.split(",")], required=True, help="requests/s"
+    )
+    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `prompt`")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--warm-up", type=float, default=30.0)
+    parser.add_argument("--ttft", type=float, default=1000.0, help="limit in ms")
+    parser.add_argument("--tpot", type=float, default=50.0, help="limit in ms")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    args, args.server = parser.parse_known_args()  # the rest goes to `vllm serve`
+    return args
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (RuntimeError, ValueError) as error:
+        sys.exit(f"error: {error}")
