@@ -44,7 +44,11 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
     config = {"method": "forespark", "scheduler": {"policy": policy, **task.get("scheduler", {})}}
     if policy in PRICE_POLICIES:
         prices = task.get("prices", PRICED)
-        config["latency"] = {"artifact": _artifact(prices, tokens, pair, _dtype(task))}
+        # Made-up prices: what this machine's steps take must not change the plans.
+        config["latency"] = {
+            "artifact": _artifact(prices, tokens, pair, _dtype(task)),
+            "fixed_cost": "none",
+        }
     return config | base
 
 

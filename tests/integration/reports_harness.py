@@ -123,7 +123,7 @@ def settings(
         # Probabilistic is what ForeSpark asks of the stock speculator too.
         return {"method": "dflash", "draft_sample_method": "probabilistic", **base}
     if policy in ("adaptive_verification", "single_curve", "joint"):
-        base["latency"] = {"artifact": str(artifact(folder, prices))}
+        base["latency"] = {"artifact": str(artifact(folder, prices)), "fixed_cost": "none"}
     return {"method": "forespark", "scheduler": {"policy": policy, **scheduler}, **base}
 
 

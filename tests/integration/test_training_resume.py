@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 ROOT = Path(__file__).parents[2]
 PAIR = ROOT / "tests" / "assets" / "tiny-pair"
-STEPS, SAVED_EVERY = 14, 3
+STEPS, SAVED_EVERY = 10, 3
 
 
 def prepared(folder: Path) -> None:
@@ -34,7 +34,7 @@ def prepared(folder: Path) -> None:
     save_rows(folder, {"train": rows[:24], "heldout": rows[24:30]}, {})
 
 
-def recipe(folder: Path, steps: int = STEPS, lambda_pre: float = 1.0) -> Path:
+def recipe(folder: Path, lambda_pre: float = 1.0) -> Path:
     """A run in `folder` that trains the whole tiny drafter and both estimators."""
     prepared(folder / "prepared")
     record = {
@@ -45,7 +45,7 @@ def recipe(folder: Path, steps: int = STEPS, lambda_pre: float = 1.0) -> Path:
         "drafter": {"init": str(PAIR / "drafter")},
         "estimators": {"rank": 16, "lambda_pre": lambda_pre},
         "train": {
-            "steps": steps,
+            "steps": STEPS,
             "batch_size": 4,
             "anchors": 8,
             "checkpoint_steps": SAVED_EVERY,
@@ -78,51 +78,55 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in read_lines(folder / "metrics.jsonl")]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(recipe(folder)))
+    return folder
+
+
+def weights(folder: Path, part: str) -> dict[str, torch.Tensor]:
+    return load_file(str(folder / "checkpoint" / part))
+
+
 @pytest.mark.timeout(600)
-def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, whole: Path) -> None:
     """Catches optimiser moments, the data order, the cycle of lengths or the schedule starting
     over after a kill, and a loss curve with a step missing or twice."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    finish(start(recipe(whole)))
-    file = recipe(broken)
+    file = recipe(tmp_path)
     kill_at = random.Random().randrange(SAVED_EVERY + 1, STEPS - 1)
     process = start(file)
-    while not any(step >= kill_at for step, _ in losses(broken)):
+    while not any(step >= kill_at for step, _ in losses(tmp_path)):
         assert process.poll() is None, process.stderr.read().decode()[-2000:]
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    reached = len(losses(broken))
-    assert reached < STEPS, "the run ended before it was killed"
+    assert len(losses(tmp_path)) < STEPS, "the run ended before it was killed"
     finish(start(file))
-    assert losses(broken) == losses(whole), f"killed at step {kill_at}"
+    assert losses(tmp_path) == losses(whole), f"killed at step {kill_at}"
     assert [step for step, _ in losses(whole)] == sorted({step for step, _ in losses(whole)})
     for part in ("model.safetensors", "estimators/model.safetensors"):
-        ours, theirs = (load_file(str(run / "checkpoint" / part)) for run in (broken, whole))
+        ours, theirs = weights(tmp_path, part), weights(whole, part)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours), part
-    steps = json.loads((broken / "checkpoint" / "provenance.json").read_text())["steps"]
+    steps = json.loads((tmp_path / "checkpoint" / "provenance.json").read_text())["steps"]
     assert steps == STEPS
     first = load_file(str(PAIR / "drafter" / "model.safetensors"))
-    trained = load_file(str(broken / "checkpoint" / "model.safetensors"))
+    trained = weights(tmp_path, "model.safetensors")
     assert any(not torch.equal(first[name], trained[name]) for name in first if name in trained)
 
 
 @pytest.mark.timeout(600)
 def test_the_drafter_is_trained_the_same_with_and_without_the_pre_draft_loss(
-    tmp_path: Path,
+    tmp_path: Path, whole: Path
 ) -> None:
     """Catches L_pre reaching the drafter through the optimiser, the clipping of gradients or the
     random state, which a test of gradients alone does not see."""
-    weights = {}
-    for name, weight in (("with", 1.0), ("without", 0.0)):
-        finish(start(recipe(tmp_path / name, steps=4, lambda_pre=weight)))
-        checkpoint = tmp_path / name / "checkpoint"
-        weights[name] = load_file(str(checkpoint / "model.safetensors"))
-        estimators = load_file(str(checkpoint / "estimators" / "model.safetensors"))
-        weights[f"pre {name}"] = {k: v for k, v in estimators.items() if k.startswith("pre")}
-    ours, plain = weights["with"], weights["without"]
+    finish(start(recipe(tmp_path, lambda_pre=0.0)))
+    ours, plain = (weights(run, "model.safetensors") for run in (whole, tmp_path))
     assert ours.keys() == plain.keys()
     assert all(torch.equal(ours[name], plain[name]) for name in ours)
-    pre = zip(weights["pre with"].values(), weights["pre without"].values(), strict=True)
-    assert any(not torch.equal(one, other) for one, other in pre)
+    estimators = [weights(run, "estimators/model.safetensors") for run in (whole, tmp_path)]
+    pre = [name for name in estimators[0] if name.startswith("pre_draft")]
+    assert any(not torch.equal(estimators[0][name], estimators[1][name]) for name in pre)

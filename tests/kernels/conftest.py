@@ -19,7 +19,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ("rank", "envelope", "grouped_conv", "pack")
+KERNELS = ("rank", "envelope", "grouped_conv", "pack", "gdn_verify", "gdn_commit")
 SENTINEL = -77  # in integer outputs before a kernel runs: no output may hold it by right
 
 
