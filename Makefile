@@ -22,7 +22,7 @@ demo: setup
 	@$(BIN)/forespark demo $(DEMO)
 
 test: setup
-	@$(BIN)/python -m pytest -q -m "not gpu" tests/kernels
+	@$(BIN)/python -m pytest -q -m "not gpu" -n 2 tests/kernels
 	@$(BIN)/python -m pytest -q -m "not gpu" -n 2 --timeout 900 tests/unit tests/property tests/integration $(PYTEST)
 
 quality: setup

@@ -39,10 +39,11 @@ class SelectionModel:
         self._update()
 
     def observe(self, scores: FloatArray, survival: FloatArray) -> None:
-        """One step's drafted tokens: scores and survival [n, K], the latter -inf if not drafted."""
+        """One step's drafted tokens: scores and survival [n, K], the latter -inf if not drafted.
+
+        A step without any forgets like the others: what once spoke against drafting is tried again.
+        """
         drafted = np.isfinite(survival)
-        if not drafted.any():
-            return
         post = np.clip(survival[drafted], 0.0, 1.0)
         before = np.searchsorted(EDGES, scores[drafted], side="right")
         cell = before * self.bins + np.searchsorted(EDGES, post, side="right")

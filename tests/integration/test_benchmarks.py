@@ -29,7 +29,7 @@ def test_decode_compare_and_simulate(tmp_path: Path) -> None:
     fixed = runs["batchwise:3", 3]
     # Exactly three tokens a request that decodes; joint is free to choose.
     assert 0.8 * 3 <= fixed["drafted"] / 3 <= 3 and fixed["verified"] <= fixed["drafted"]
-    assert 0.5 < runs["joint", 1]["predicted_over_measured_ms"] < 1.5
+    assert 0.3 < runs["joint", 1]["predicted_over_measured_ms"] < 3
     assert set(record["ratios"]) == {"batchwise:3"}
     assert (tmp_path / "compare.png").stat().st_size > 10_000
     simulated = {(row["policy"], row["load"]): row for row in record["simulated"]}

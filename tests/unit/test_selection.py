@@ -96,7 +96,6 @@ def test_undrafted_positions_teach_nothing() -> None:
     survival[:, 3:] = -np.inf
     model.observe(scores, survival)
     other.observe(scores[:, :3], survival[:, :3])
-    other.observe(scores, np.full_like(survival, -np.inf))
     ranked = np.sort(scores.ravel())[::-1]
     assert np.array_equal(
         model.gains(ranked, 20, np.arange(20)), other.gains(ranked, 20, np.arange(20))
@@ -173,3 +172,18 @@ def test_the_planner_feeds_what_happened() -> None:
     planner.learn_selection(record, arrays | second)
     assert model._verified.sum() == 4 and model._accepted.sum() == 3
     assert model._expected.sum() == pytest.approx(4 * 0.8)
+
+
+def test_what_spoke_against_drafting_is_forgotten() -> None:
+    """Catches a plan that gave up drafting once and, drafting nothing, never learns otherwise."""
+    model, fresh = SelectionModel(), SelectionModel()
+    scores, survival = batch(np.random.default_rng(0), 32)
+    for _ in range(300):
+        model.observe(scores, np.minimum(survival, 0.05))
+    ranked = np.sort(scores.ravel())[::-1]
+    before = float(model.gains(ranked, 128, np.array([64]))[0])
+    for _ in range(3000):
+        model.observe(scores, np.full_like(survival, -np.inf))
+    after = float(model.gains(ranked, 128, np.array([64]))[0])
+    hoped = float(fresh.gains(ranked, 128, np.array([64]))[0])
+    assert before < 0.2 * hoped and after > 0.5 * hoped
