@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +27,9 @@ def collect(
     target: Annotated[Path, typer.Option(help="The target's folder.")],
     drafter: Annotated[Path, typer.Option(help="The drafter's folder, with estimators.")],
     prompts: Annotated[Path, typer.Option(help="Any prompt file the trainer accepts.")],
-    out: Annotated[Path, typer.Option(help="Trace to write (.npz).")],
+    out: Annotated[
+        Path, typer.Option(help="Trace to write: .parquet, or .npz as the simulator reads.")
+    ],
     documents: Annotated[int, typer.Option(min=2)] = 256,
     tokens: Annotated[int, typer.Option(min=32, help="Of an answer, at most.")] = 256,
     stride: Annotated[
@@ -50,55 +50,73 @@ def collect(
 
 @calibrate_app.command("fit")
 def fit_command(
-    trace: Annotated[Path, typer.Argument(help="Trace of `collect`.")],
-    checkpoint: Annotated[Path, typer.Option(help="Drafter whose calibration is written.")],
+    trace: Annotated[Path, typer.Argument(help="Trace of `collect` (.parquet or .npz).")],
+    checkpoint: Annotated[Path, typer.Option(help="Drafter whose estimators are calibrated.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A calibrated copy here; the drafter itself by default.")
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(help="JSON of held-out quality; a PNG is put beside it.")
     ] = None,
+    single_curve: Annotated[
+        bool, typer.Option("--single-curve", help="Only row K, all that policy reads.")
+    ] = False,
 ) -> None:
     """Fit on every other answer, measure on the rest, and write what helps."""
-    import torch
-    from forespark.calibration.fits import fit
-    from forespark.calibration.report import check_better, draw, quality
-    from forespark.calibration.traces import DraftTrace
-
-    from forespark.estimators.checkpoint import drafter_sha256, save_calibration
+    from forespark.calibration.apply import apply, check_free
+    from forespark.calibration.fits import FEW, Variant, fit, lengths_needed
+    from forespark.calibration.origin import Origin
+    from forespark.calibration.report import (
+        check_better,
+        check_report,
+        provenance,
+        quality,
+        save_report,
+    )
+    from forespark.calibration.trace_file import load_trace
 
     try:
-        held = DraftTrace.load(trace)
-        held.check_drafter(drafter_sha256(checkpoint))
-        even = held.document % 2 == 0
-        fitted_on, held_out = held.select(even), held.select(~even)
+        if out is not None and out.resolve() != checkpoint.resolve():
+            check_free(out)
+        if report is not None:
+            check_report(report)
+        origin = Origin.of_checkpoint(checkpoint)
+        held = load_trace(trace)
+        held.origin.check(origin)
+        variant = Variant.SINGLE_CURVE if single_curve else Variant.TRIANGLE
+        if origin.directional:
+            variant = Variant.DIRECTIONAL
+        fitted_on, held_out = held.halves()
+        drafts = {}
         for name, part in (("fit", fitted_on), ("measure", held_out)):
-            if part.num_contexts < _FEWEST:
-                raise ValueError(
-                    f"trace: {trace} has {part.num_contexts} positions to {name} on; collect at "
-                    f"least {_FEWEST} on each side (more or longer answers)"
-                )
-        fitted = fit(fitted_on)
-        record = {"fit_drafts": fitted_on.num_contexts} | quality(held_out, fitted)
+            for d in lengths_needed(origin.num_speculative_tokens, variant):
+                drafts[name, d] = part.at_length(d).accepted.size
+                if drafts[name, d] < _FEWEST:
+                    raise ValueError(
+                        f"trace: {trace} has {drafts[name, d]} drafts of length {d} to {name} on; "
+                        f"collect at least {_FEWEST} on each side (more or longer answers)"
+                    )
+        fitted = fit(fitted_on, variant)
+        most = origin.num_speculative_tokens
+        record = {"schema": 1, "variant": variant.value, "fit_drafts": drafts["fit", most]}
+        record |= quality(held_out, fitted)
         check_better(record)
-        save_calibration(
-            checkpoint,
-            scale=torch.from_numpy(fitted.scale),
-            bias=torch.from_numpy(fitted.bias),
-            temperature=torch.from_numpy(fitted.temperature),
-        )
+        record["provenance"] = provenance(sys.argv, trace, origin)
+        apply(fitted, checkpoint, out)
+        if report is not None:
+            save_report(record, held_out, fitted, report)
     except (OSError, ValueError) as error:
         raise _fail(error) from None
-    if report is not None:
-        record["provenance"] = {
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "drafter_sha256": held.drafter,
-            "num_speculative_tokens": held.num_speculative_tokens,
-        }
-        temporary = report.with_name(f".{report.name}.tmp")
-        temporary.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        os.replace(temporary, report)
-        title = f"{held_out.num_contexts} held-out positions, K = {held.num_speculative_tokens}"
-        draw(held_out, fitted, report.with_suffix(".png"), title)
+    if not held.origin.estimators:
+        typer.echo(f"note: {trace} does not say which estimators it is of; collect again", err=True)
     typer.echo(
-        f"pre-draft ECE {record['ece_before']:.4f} -> {record['ece_after']:.4f} on "
-        f"{record['held_out_drafts']} held-out positions, better in {record['cells_improved']} of "
-        f"{record['cells']} cells"
+        f"pre-draft ECE {record['ece_before']:.4f} -> {record['ece_after']:.4f} (chance alone: "
+        f"{record['ece_floor']:.4f}) on {record['held_out_drafts']} held-out positions, better in "
+        f"{record['cells_improved']} of {record['cells']} cells"
     )
+    typer.echo(
+        f"{fitted.leaning} of {sum(lengths_needed(most, variant))} entries had fewer than {FEW} "
+        "drafts and lean on a neighbour"
+    )
+    if variant is Variant.SINGLE_CURVE:
+        typer.echo(f"rows 1..{most - 1} are uncalibrated now: serve it with the single curve only")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from forespark.calibration.origin import Origin
+from forespark.calibration.trace_file import check_name, save_trace
 from forespark.calibration.traces import DraftTrace
 from forespark.training.evaluate import autocast_for
 from forespark.training.folder import load_checkpoint
@@ -21,8 +23,6 @@ from forespark.training.target import Target
 from forespark.training.trace import Trace, record_lengths
 from tqdm import tqdm
 from transformers import AutoTokenizer
-
-from forespark.estimators.checkpoint import drafter_sha256
 
 _BATCH = 8  # documents
 
@@ -70,8 +70,9 @@ def collect(
     """Write the trace of a pair to `out`, with every `stride`-th position of an answer.
 
     Neighbouring positions say much the same: a fit wants many answers, the simulator whole ones.
-    Raises ValueError when no prompt can be used.
+    Raises ValueError when no prompt can be used or `out` has another ending than .npz, .parquet.
     """
+    check_name(out)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = load_checkpoint(drafter, target_folder).to(place).eval()
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
@@ -98,7 +99,7 @@ def collect(
     # A draft that reaches past the answer's end is cut short by it.
     whole = merged[-1].exists.all(axis=1)
     trace = DraftTrace.of_lengths(
-        [part.select(whole) for part in merged], starts, drafter_sha256(drafter)
+        [part.select(whole) for part in merged], starts, Origin.of_checkpoint(drafter)
     )
-    trace.save(out)
+    save_trace(trace, out)
     say(f"{len(rows)} answers, {trace.num_contexts} positions, K = {most}: {out}")

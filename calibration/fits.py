@@ -7,13 +7,14 @@ so nothing is censored by a schedule.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
+from forespark.calibration.drafts import Recorded
 from forespark.calibration.measures import ece, sigmoid
-from forespark.calibration.traces import DraftTrace
 from sklearn.linear_model import LogisticRegression
 
-from forespark.estimators.pre_draft import row_start
+from forespark.estimators.pre_draft import row_start, triangle_size
 
 TEMPERATURES = np.logspace(-1, 1, 41)  # the grid of appendix B
 FEW = 500  # drafts below which an entry leans on its neighbour
@@ -21,39 +22,72 @@ PULL = 50.0  # drafts that the neighbour's fit counts as
 _POINTS = np.linspace(-6.0, 6.0, 13)  # logits at which the neighbour's fit is stated
 
 
+class Variant(str, Enum):
+    """Which rows of z have a fit of their own (section 4.2)."""
+
+    TRIANGLE = "triangle"  # every length d
+    SINGLE_CURVE = "single-curve"  # row K alone, which that policy reads for every d
+    DIRECTIONAL = "directional"  # the drafter has one row, of which shorter drafts are prefixes
+
+
 @dataclass(frozen=True)
 class Fit:
-    """What the server loads: triangle entries row-major as in z, temperatures by position."""
+    """What the server loads: triangle entries row-major as in z, temperatures by position.
+
+    A directional fit has the K entries of its one row instead of a triangle.
+    """
 
     scale: np.ndarray  # f64 [K(K+1)/2]
     bias: np.ndarray  # f64 [K(K+1)/2]
     temperature: np.ndarray  # f64 [K]
     samples: np.ndarray  # int64 [K(K+1)/2] drafts each entry was fitted on
-    leaning: int  # entries with fewer than FEW drafts, shrunk towards their neighbour
+    leaning: int  # fitted entries with fewer than FEW drafts, shrunk towards their neighbour
+
+    def row(self, draft_len: int) -> slice:
+        """Where the entries of one length are."""
+        begin = 0 if self.scale.size == self.temperature.size else row_start(draft_len)
+        return slice(begin, begin + draft_len)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Draft lengths with a fit of their own: those with drafts at their first position."""
+        most = self.temperature.size
+        if self.scale.size == most:
+            return [most]
+        return [d for d in range(1, most + 1) if self.samples[row_start(d)]]
 
 
-def fit(trace: DraftTrace) -> Fit:
-    """Both fits of a trace. Raises ValueError when a length was never drafted to its end."""
-    most = trace.num_speculative_tokens
-    full = slice(row_start(most), row_start(most) + most)
-    temperature = fit_temperatures(trace.post_logits[:, full], trace.accepted[:, most])
-    size = trace.pre_logits.shape[1]
+def lengths_needed(most: int, variant: Variant) -> list[int]:
+    """Draft lengths that a fit is made on."""
+    return list(range(1, most + 1)) if variant is Variant.TRIANGLE else [most]
+
+
+def fit(trace: Recorded, variant: Variant = Variant.TRIANGLE) -> Fit:
+    """Both fits of a trace. Raises ValueError when a length that it needs was never drafted."""
+    most = trace.origin.num_speculative_tokens
+    full = trace.at_length(most)
+    size = most if variant is Variant.DIRECTIONAL else triangle_size(most)
     scale, bias, samples = np.ones(size), np.zeros(size), np.zeros(size, dtype=np.int64)
-    for d in range(1, most + 1):
-        accepted = trace.accepted[:, d]
-        above = row_start(d - 1) if d > 1 else None
+    above, leaning = None, 0
+    for d in lengths_needed(most, variant):
+        part = trace.at_length(d)
+        if not part.accepted.size:
+            raise ValueError(f"trace: nothing was drafted at length {d}; record a run at it")
+        begin = 0 if variant is Variant.DIRECTIONAL else row_start(d)
         for j in range(1, d + 1):
-            entry = row_start(d) + j - 1
+            entry = begin + j - 1
             # Position j counts only in drafts that got there: its logit is conditional.
-            reached = accepted >= j - 1
+            reached = part.accepted >= j - 1
             # The neighbour: one position earlier, at j = 1 one length shorter.
             near = entry - 1 if j > 1 else above
             toward = (1.0, 0.0) if near is None else (scale[near], bias[near])
             samples[entry] = int(reached.sum())
+            leaning += int(samples[entry] < FEW)
             scale[entry], bias[entry] = fit_scale_bias(
-                trace.pre_logits[reached, entry], accepted[reached] >= j, toward
+                part.pre_logits[reached, j - 1], part.accepted[reached] >= j, toward
             )
-    leaning = int((samples < FEW).sum())
+        above = begin
+    temperature = fit_temperatures(full.post_logits, full.accepted)
     return Fit(scale, bias, temperature, samples, leaning)
 
 
@@ -62,11 +96,12 @@ def fit_scale_bias(
 ) -> tuple[float, float]:
     """a, b of sigma(a z + b) by logistic regression on z [n] and outcomes [n].
 
-    With fewer than FEW outcomes, PULL made-up ones that follow the fit `toward` are added. A scale
-    that comes out negative says that z is misleading here: the neighbour's fit is taken.
+    With fewer than FEW outcomes, or with one outcome throughout, PULL made-up ones that follow the
+    fit `toward` are added. A scale that comes out negative says that z is misleading here: the
+    neighbour's fit is taken.
     """
     weights = np.ones(logits.size)
-    if logits.size < FEW:
+    if logits.size < FEW or outcome.all() or not outcome.any():
         stated = sigmoid(toward[0] * _POINTS + toward[1])
         share = PULL / _POINTS.size
         logits = np.concatenate((logits, _POINTS, _POINTS))
@@ -74,8 +109,6 @@ def fit_scale_bias(
         outcome = np.concatenate(
             (outcome, np.ones(_POINTS.size, bool), np.zeros(_POINTS.size, bool))
         )
-    if outcome.all() or not outcome.any():
-        return toward
     model = LogisticRegression(C=1e4, max_iter=200)
     model.fit(logits[:, None].astype(np.float64), outcome, sample_weight=weights)
     scale, bias = float(model.coef_[0, 0]), float(model.intercept_[0])

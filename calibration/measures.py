@@ -36,6 +36,14 @@ def ece(probability: np.ndarray, outcome: np.ndarray) -> float:
     return float(np.sum(count[filled] * np.abs(mean - hit)[filled]) / count.sum())
 
 
+def ece_floor(probability: np.ndarray) -> float:
+    """ECE that true probabilities [n] show on n independent outcomes by chance alone, about."""
+    index = np.minimum((probability * ECE_BINS).astype(int), ECE_BINS - 1)
+    variance = np.bincount(index, probability * (1 - probability), ECE_BINS)
+    # A bin's sum of outcomes is about normal around that of its probabilities.
+    return float(np.sqrt(2 / np.pi * variance).sum() / probability.size)
+
+
 def auroc(score: np.ndarray, outcome: np.ndarray) -> float | None:
     """Chance that a positive outscores a negative, ties counted half; None without both."""
     outcome = np.asarray(outcome, dtype=bool)

@@ -16,9 +16,10 @@ from forespark.training.evaluate import evaluate
 from forespark.training.folder import load_checkpoint
 from forespark.training.history import read_lines
 from forespark.training.picture import draw
+from forespark.training.provenance import device_name, versions
 from forespark.training.recipe import Recipe
-from forespark.training.rows import Row, load_rows
-from forespark.training.run import default_device, device_name, versions
+from forespark.training.rows import Row, load_rows, require
+from forespark.training.run import check_block_size, default_device
 from forespark.training.target import Target
 
 Say = Callable[[str], None]
@@ -27,8 +28,10 @@ Say = Callable[[str], None]
 def assess(recipe: Recipe, *, device: torch.device | None = None, say: Say = print) -> Path:
     """Write `workdir/evaluation.json` and `.png` for the recipe's checkpoint."""
     device = device or default_device()
+    require(recipe.prepared, recipe.target, recipe.generate.model_dump())
     rows = load_rows(recipe.prepared, "heldout")
     model = load_checkpoint(recipe.checkpoint, recipe.target)
+    check_block_size(recipe, model, recipe.checkpoint)
     target = Target(recipe.target, model.target_layer_ids, device)
     result, steps = evaluate(model, target, rows, recipe.evaluate, say)
     provenance = json.loads((recipe.checkpoint / "provenance.json").read_text())
@@ -45,7 +48,8 @@ def assess(recipe: Recipe, *, device: torch.device | None = None, say: Say = pri
     if device.type == "cuda":
         torch.cuda.empty_cache()
     if recipe.evaluate.engine_prompts:
-        result["vllm"] = engine_acceptance(recipe, rows[: recipe.evaluate.engine_prompts], say)
+        asked = rows[: recipe.evaluate.engine_prompts]
+        result["vllm"] = engine_acceptance(recipe, asked, result["num_speculative_tokens"], say)
     result["provenance"] = {
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "training": provenance,
@@ -61,7 +65,9 @@ def assess(recipe: Recipe, *, device: torch.device | None = None, say: Say = pri
     return path
 
 
-def engine_acceptance(recipe: Recipe, rows: list[Row], say: Say) -> dict[str, Any]:
+def engine_acceptance(
+    recipe: Recipe, rows: list[Row], num_speculative_tokens: int, say: Say
+) -> dict[str, Any]:
     """vLLM's acceptance of the checkpoint on greedy prompts, and the target alone beside it."""
     prompts = [row.input_ids[: row.loss_mask.index(1)] for row in rows]
     folder = Path(recipe.workdir)
@@ -73,7 +79,7 @@ def engine_acceptance(recipe: Recipe, rows: list[Row], say: Say) -> dict[str, An
             {
                 "model": recipe.target,
                 "drafter": str(recipe.checkpoint) if name == "drafted" else None,
-                "num_speculative_tokens": recipe.drafter.block_size - 1,
+                "num_speculative_tokens": num_speculative_tokens,
                 "prompts": prompts,
                 "max_tokens": recipe.evaluate.engine_max_tokens,
                 "max_num_seqs": recipe.evaluate.engine_num_seqs,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from forespark.training.evaluate import autocast_for
-from forespark.training.history import read_lines
+from forespark.training.history import read_lines, write_lines
 from forespark.training.loader import TrainLoader
 from forespark.training.model import ForeSparkDraftModel
 from forespark.training.rows import Row
@@ -28,7 +28,10 @@ class CurveRecorder:
     ) -> None:
         self.path, self.model, self.target, self.rows = path, model, target, rows
         self.points = points
-        self.taken = len(read_lines(path))
+        earlier = read_lines(path)
+        if path.exists():  # the next line must not go behind one that a kill cut short
+            write_lines(path, earlier)
+        self.taken = len(earlier)
 
     def maybe(self, progress: float, step: int, minutes: float) -> str | None:
         """Measure when the next point is due; the line to report, or None."""

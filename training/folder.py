@@ -97,6 +97,11 @@ def load_checkpoint(
 ) -> ForeSparkDraftModel:
     """The full model of a checkpoint folder; fresh estimators (of `rank`) where it has none."""
     folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"checkpoint: {folder} holds no config.json; give a drafter's folder, or train one "
+            "(`forespark train run`)"
+        )
     record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if "dflash_config" in record:
         record = _from_vllm_config(record)
@@ -242,10 +247,15 @@ def _from_record(
 
 def _check_layers(record: dict[str, Any], target: str | Path, verifier: Any) -> None:
     aux, layers = record["aux_hidden_state_layer_ids"], verifier.num_hidden_layers
-    if max(aux) > layers:
+    if max(aux) > layers or min(aux) < 0 or len(set(aux)) < len(aux):
         raise ValueError(
-            f"aux_layers: {aux} reach past the {layers} layers of {target}; use ids 0..{layers}, "
-            "or the target the drafter was made for"
+            f"aux_layers: {aux} do not fit the {layers} layers of {target}; use different ids "
+            f"0..{layers}, or the target the drafter was made for"
+        )
+    if not 0 <= record["mask_token_id"] < verifier.vocab_size:
+        raise ValueError(
+            f"mask_token_id: {record['mask_token_id']} is not among the {verifier.vocab_size} "
+            f"tokens of {target}; use an id it never writes"
         )
     layer = record["transformer_layer_config"]
     hidden = layer["hidden_size"] if isinstance(layer, dict) else layer.hidden_size

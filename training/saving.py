@@ -16,9 +16,11 @@ def replacing(final: Path) -> Iterator[Path]:
     """A temporary path beside `final` (file or folder) that replaces it when the block succeeds.
 
     Raises OSError, one line, when writing fails (torch and safetensors report a full disk as errors
-    of their own); the temporary is then removed and `final` is as it was.
+    of their own); the temporary is then removed and `final` is as it was. A folder is swapped in
+    two renames: after a kill between them the next call puts the old one back.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
+    _restore(final)
     temporary = final.with_name(f".{final.name}.tmp")
     _remove(temporary)
     try:
@@ -40,11 +42,24 @@ def _swap(temporary: Path, final: Path) -> None:
     if not final.is_dir():
         os.replace(temporary, final)
         return
-    old = final.with_name(f".{final.name}.old")
+    old = _aside(final)
     _remove(old)
     os.replace(final, old)
-    os.replace(temporary, final)
+    try:
+        os.replace(temporary, final)
+    except BaseException:
+        _restore(final)
+        raise
     _remove(old)
+
+
+def _restore(final: Path) -> None:
+    if not final.exists() and _aside(final).exists():
+        os.replace(_aside(final), final)
+
+
+def _aside(final: Path) -> Path:
+    return final.with_name(f".{final.name}.old")
 
 
 def _remove(path: Path) -> None:

@@ -11,6 +11,7 @@ What it changes of speculators 0.9.0, and why:
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,9 +174,14 @@ class ForeSparkTrainer(Trainer):
     def _read_state(self) -> dict[str, Any]:
         if not self.state_file.is_file():
             return {}
-        state: dict[str, Any] = torch.load(
-            self.state_file, map_location=self.device, weights_only=True
-        )
+        try:
+            state: dict[str, Any] = torch.load(
+                self.state_file, map_location=self.device, weights_only=True
+            )
+        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            raise ValueError(
+                f"resume: {self.state_file} is not a training state; remove it to start over"
+            ) from None
         if state["schema"] != STATE_SCHEMA:
             raise ValueError(
                 f"resume: {self.state_file} has schema {state['schema']}, this version reads "

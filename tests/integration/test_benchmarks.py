@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from forespark.benchmarks.cli import NAMES, run
 from forespark.benchmarks.smoke import smoke
-from harness import PAIR
+from harness import LONG, PAIR
 
 from forespark.scheduler.latency import load_artifact
 
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.skipif(not LONG, reason="two minutes; `make bench-smoke` runs the same and more")
 @pytest.mark.timeout(600)
 def test_decode_compare_and_simulate(tmp_path: Path) -> None:
     """Catches a closed loop that counts nothing, policies that are not swapped, records that do

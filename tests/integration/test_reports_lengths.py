@@ -148,4 +148,4 @@ def test_report_22_drafted_verified_and_accepted_are_counted_apart(found: dict[s
     assert counted["request_steps"] == len(rows)
     assert counted["drafted"] > counted["verified"] > counted["accepted"] > 0
     length = counted["emitted"] / counted["request_steps"]
-    assert length == 1 + counted["accepted"] / counted["request_steps"]
+    assert length == pytest.approx(1 + counted["accepted"] / counted["request_steps"])
