@@ -63,14 +63,14 @@ def compare(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, Any]:
     return record
 
 
-def headline(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, float]:
+def headline(ratios: dict[str, Any]) -> dict[str, float]:
     """`best_ratio` and `min_ratio` to the strongest stock method at matched interactivity, and the
-    best ratio to `adaptive_verification` of the same checkpoint."""
-    found = compare(runs, ours)
+    best ratio to `adaptive_verification` of the same checkpoint, of what `compare` found."""
+    stock = ratios.get("strongest stock method", {})
     named = {
-        "best_ratio": found.get("strongest stock method", {}).get("best"),
-        "min_ratio": found.get("strongest stock method", {}).get("worst"),
-        "vs_adaptive_verification": found.get("adaptive_verification", {}).get("best"),
+        "best_ratio": stock.get("best"),
+        "min_ratio": stock.get("worst"),
+        "vs_adaptive_verification": ratios.get("adaptive_verification", {}).get("best"),
     }
     return {key: round(value, 4) for key, value in named.items() if value is not None}
 
@@ -120,12 +120,13 @@ def main() -> None:
         for found in runs.values()
         for run in found
     ]
+    ratios = compare(runs, args.ours)
     record = {
-        "decode": headline(runs, args.ours),
+        "decode": headline(ratios),
         "title": args.title,
         "ours": args.ours,
         "runs": rows,
-        "ratios": compare(runs, args.ours),
+        "ratios": ratios,
     }
     args.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
     picture(runs, args.out.with_suffix(".png"), args.title)

@@ -125,21 +125,19 @@ class StepPlanner:
         if ticket is None:
             ticket = CopyTicket(np.asarray(slots), np.zeros(len(slots), dtype=np.int64))
         self._drafts += 1
-        before, self.last = (
-            self.last,
-            DraftRecord(
-                list(req_ids),
-                np.asarray(slots),
-                limits,
-                decision,
-                drafted,
-                ticket,
-                self._drafts,
-                fixed_ms=inputs.fixed_ms,
-            ),
+        record = DraftRecord(
+            list(req_ids),
+            np.asarray(slots),
+            limits,
+            decision,
+            drafted,
+            ticket,
+            self._drafts,
+            fixed_ms=inputs.fixed_ms,
         )
-        self._learn(before, self.last)
-        return self.last
+        self._learn(self.last, record)
+        self.last = record
+        return record
 
     def _fixed_ms(self, num_reqs: int) -> float:
         return 0.0 if self.fixed_cost is None else self.fixed_cost.at(num_reqs)

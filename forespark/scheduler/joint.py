@@ -55,14 +55,13 @@ def plan_joint(
     if min_gain < 0:
         raise ValueError(f"min_gain must be >= 0, got {min_gain}")
     pool = pool_scores(inputs.scores, inputs.draft_limits, inputs.min_draft_len)
-    num_reqs = len(inputs.draft_limits)
     prices = Prices.of_step(inputs, pool.total, draft, verify)
     none = prices.candidate(0, 0, 0.0)
     if pool.total == 0:
         return Decision(
             policy,
             none,
-            num_reqs=num_reqs,
+            num_reqs=len(inputs.draft_limits),
             num_non_draft_tokens=inputs.num_non_draft_tokens,
             notes=("no request may draft this step",),
             alternatives=((NO_SPECULATION, none),),
@@ -72,16 +71,29 @@ def plan_joint(
         found = search_with_floors(prices, pool)
     else:
         found = _search(prices, pool)
+    return decide(inputs, found, none, full, min_gain, flat_notes(draft, verify), policy)
+
+
+def decide(
+    inputs: StepInputs,
+    found: tuple[Candidate, ...],
+    none: Candidate,
+    full: Candidate,
+    min_gain: float,
+    notes: tuple[str, ...],
+    policy: str,
+) -> Decision:
+    """The best of `found` and of both ends of the search, after the guards."""
     ranked = sorted((*found, none, full), key=lambda plan: -plan.goodput)
-    chosen, guard = apply_guards(ranked[0], none, full, min_gain)
+    chosen, guard = _apply_guards(ranked[0], none, full, min_gain)
     return Decision(
         policy,
         chosen,
         runner_up=next((plan for plan in ranked if plan.plan != chosen.plan), None),
         guard=guard,
-        num_reqs=num_reqs,
+        num_reqs=len(inputs.draft_limits),
         num_non_draft_tokens=inputs.num_non_draft_tokens,
-        notes=flat_notes(draft, verify),
+        notes=notes,
         alternatives=((NO_SPECULATION, none), (FULL_BLOCK, full)),
     )
 
@@ -98,13 +110,20 @@ def replan_verify(
     prices = Prices.of_verification(inputs, draft, verify)
     cap = max(0, min(inputs.verify_cap, inputs.draft_budget, pool.total))
     found = best_verification(prices, pool, inputs.draft_budget, cap)
+    return decide_verification(inputs, found, flat_notes(draft, verify), policy)
+
+
+def decide_verification(
+    inputs: VerifyInputs, found: tuple[Candidate, ...], notes: tuple[str, ...], policy: str
+) -> Decision:
+    """The re-plan of B from its best candidates, best first."""
     return Decision(
         policy,
         found[0],
         runner_up=found[1] if len(found) > 1 else None,
         num_reqs=len(inputs.draft_limits),
         num_non_draft_tokens=inputs.num_non_draft_tokens,
-        notes=flat_notes(draft, verify),
+        notes=notes,
     )
 
 
@@ -158,7 +177,7 @@ def _two_best(num_emit: int, gains: FloatArray, ms: FloatArray) -> list[int]:
     return [int(ends[best]), int(ends[goodput.argmax()])]
 
 
-def apply_guards(
+def _apply_guards(
     best: Candidate, none: Candidate, full: Candidate, min_gain: float
 ) -> tuple[Candidate, str | None]:
     """The plan to run and the name of the guard that replaced `best`, if one did."""

@@ -23,9 +23,8 @@ from forespark.core import (
     VerifyInputs,
 )
 from forespark.scheduler.joint import (
-    FULL_BLOCK,
-    NO_SPECULATION,
-    apply_guards,
+    decide,
+    decide_verification,
     flat_notes,
     plan_joint,
     replan_verify,
@@ -63,18 +62,7 @@ def plan_selective(
     none = prices.candidate(0, 0, 0.0)
     full, *_ = _refined(prices, pool, model, pool.total, pool.total)
     found = _refined(prices, pool, model, best, best) if best < pool.total else (full,)
-    ranked = sorted((*found, none, full), key=lambda plan: -plan.goodput)
-    chosen, guard = apply_guards(ranked[0], none, full, min_gain)
-    return Decision(
-        policy,
-        chosen,
-        runner_up=next((plan for plan in ranked if plan.plan != chosen.plan), None),
-        guard=guard,
-        num_reqs=len(inputs.draft_limits),
-        num_non_draft_tokens=inputs.num_non_draft_tokens,
-        notes=flat_notes(draft, verify),
-        alternatives=((NO_SPECULATION, none), (FULL_BLOCK, full)),
-    )
+    return decide(inputs, found, none, full, min_gain, flat_notes(draft, verify), policy)
 
 
 def replan_selective(
@@ -91,14 +79,7 @@ def replan_selective(
     prices = Prices.of_verification(inputs, draft, verify)
     cap = max(0, min(inputs.verify_cap, inputs.draft_budget, pool.total))
     found = _refined(prices, pool, model, inputs.draft_budget, cap)
-    return Decision(
-        policy,
-        found[0],
-        runner_up=found[1] if len(found) > 1 else None,
-        num_reqs=len(inputs.draft_limits),
-        num_non_draft_tokens=inputs.num_non_draft_tokens,
-        notes=flat_notes(draft, verify),
-    )
+    return decide_verification(inputs, found, flat_notes(draft, verify), policy)
 
 
 def _draft_budgets(prices: Prices, most: int) -> IntArray:
