@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from forespark.benchmarks.provenance import provenance
+
 COUNTERS = (
     "forespark:steps", "forespark:drafted_tokens", "forespark:verified_tokens",
     "forespark:accepted_tokens", "forespark:emitted_tokens", "forespark:request_steps",
@@ -95,6 +97,8 @@ class ClosedLoop:
         self._prompts = prompts
         self._counters = llm.get_metrics
         self._runs = 0
+        self._next = self._ids()
+        self._alive: set[str] = set()
 
     def counters(self) -> dict[str, float]:
         """The engine's counters of `COUNTERS` now."""
@@ -103,38 +107,47 @@ class ClosedLoop:
 
     def run(self, load: int, warm_up: float, seconds: float) -> dict[str, Any]:
         """One run; requests still alive at its end are aborted."""
+        self.fill(load, warm_up)
+        before = self.counters()
+        tokens, finished, duration = self.keep(seconds)
+        after = self.counters()
+        self.drain()
+        return {
+            "load": load,
+            "output_throughput": tokens / duration,
+            "tokens_per_user": tokens / duration / load,
+            "finished": finished,
+            "duration": duration,
+            "counters": {name: after[name] - before[name] for name in COUNTERS},
+        }
+
+    def fill(self, load: int, seconds: float) -> None:
+        """Bring `load` requests up and keep them running for `seconds`."""
         self._runs += 1
-        ids = self._ids()
-        alive = {self._add(next(ids)) for _ in range(load)}
-        started = time.perf_counter()
-        begin, tokens, finished, before = 0.0, 0, 0, {}
-        while True:
+        self._next = self._ids()
+        self._alive = {self._add(next(self._next)) for _ in range(load)}
+        self.keep(seconds)
+
+    def keep(self, seconds: float) -> tuple[int, int, float]:
+        """Go on for at least `seconds`: (tokens, finished requests, seconds)."""
+        begin = now = time.perf_counter()
+        tokens = finished = 0
+        while now - begin < seconds:
             outputs = self._engine.step()
             now = time.perf_counter()
-            if not begin and now - started >= warm_up:
-                begin, tokens, finished, before = now, 0, 0, self.counters()
-                continue
             for output in outputs:
                 tokens += len(output.outputs[0].token_ids)
                 if output.finished:
                     finished += 1
-                    alive.discard(output.request_id)
-                    alive.add(self._add(next(ids)))
-            if begin and now - begin >= seconds:
-                break
-        after = self.counters()
-        self._engine.abort_request(list(alive))
+                    self._alive.discard(output.request_id)
+                    self._alive.add(self._add(next(self._next)))
+        return tokens, finished, now - begin
+
+    def drain(self) -> None:
+        """Abort what is alive and wait until nothing runs."""
+        self._engine.abort_request(list(self._alive))
         while self._engine.has_unfinished_requests():
             self._engine.step()
-        rate = tokens / (now - begin)
-        return {
-            "load": load,
-            "output_throughput": rate,
-            "tokens_per_user": rate / load,
-            "finished": finished,
-            "duration": now - begin,
-            "counters": {name: after[name] - before[name] for name in COUNTERS},
-        }
 
     def _ids(self) -> Iterator[tuple[str, list[int]]]:
         number = 0
@@ -148,12 +161,11 @@ class ClosedLoop:
         return name
 
 
-def main() -> None:
-    args = _arguments()
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # to send `use_policy` to the worker
+def start(args: argparse.Namespace) -> tuple[Any, list[list[int]]]:
+    """The engine that `args` (`add_engine_arguments`) describe, and the prompts' token ids."""
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # to send functions to the worker
     from vllm import LLM
 
-    started = time.perf_counter()
     llm = LLM(
         str(args.target),
         dtype=args.dtype,
@@ -167,15 +179,26 @@ def main() -> None:
         **({} if args.load_format is None else {"load_format": args.load_format}),
         **({} if args.blocks is None else {"num_gpu_blocks_override": args.blocks}),
     )
+    return llm, read_prompts(args.prompts, llm.get_tokenizer(), args.longest_prompt)
+
+
+def main() -> None:
+    args = _arguments()
+    started = time.perf_counter()
+    llm, prompts = start(args)
     ready = time.perf_counter() - started
     if args.latency_out is not None and args.method == "forespark":
         from forespark.verifier.export import export_prices
 
         prices = llm.collective_rpc(export_prices)[0]
         args.latency_out.write_text(json.dumps({"schema": 1, **prices}, indent=1) + "\n")
-    prompts = read_prompts(args.prompts, llm.get_tokenizer(), args.longest_prompt)
     loop = ClosedLoop(llm, prompts, args.max_tokens)
-    record: dict[str, Any] = {"method": args.method, "ready_s": ready, "runs": []}
+    record: dict[str, Any] = {
+        "method": args.method,
+        "ready_s": ready,
+        "provenance": provenance(args),
+        "runs": [],
+    }
     for policy in args.policies if args.method == "forespark" else [args.method]:
         if args.method == "forespark":
             llm.collective_rpc(use_policy, args=(policy,))
@@ -199,8 +222,8 @@ def main() -> None:
         args.out.write_text(json.dumps(record, indent=1, allow_nan=False))
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Engine, policies, loads, prompts and times: what every run in one engine takes."""
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--drafter", type=Path)
     parser.add_argument("--tokens", type=int, default=15, help="K")
@@ -220,12 +243,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--load-format")
+    parser.add_argument("--blocks", type=int, help="KV cache blocks, for a small machine")
+    parser.add_argument("--out", type=Path, required=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_engine_arguments(parser)
     parser.add_argument("--latency-out", type=Path, help="also write the latencies measured")
     parser.add_argument(
         "--time-drafts", action="store_true", help="also time drafts ([n, d, target ms, draft ms])"
     )
-    parser.add_argument("--blocks", type=int, help="KV cache blocks, for a small machine")
-    parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 

@@ -150,11 +150,16 @@ def bench(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def profile(context: typer.Context) -> None:
-    """Measure this machine's step latencies and write them as an artifact."""
-    from forespark.profile import main
-
+    """Measure this machine's step latencies and write them as an artifact; `step`: by stage."""
     try:
-        main(context.args)
+        if context.args[:1] == ["step"]:
+            from forespark.benchmarks import step_profile
+
+            step_profile.main(context.args[1:])
+        else:
+            from forespark.profile import main
+
+            main(context.args)
     except (OSError, ValueError) as error:
         raise _fail(error) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -37,10 +39,12 @@ class DeviceEstimators:
         anchors: torch.Tensor,  # i64 [n]
         limits: torch.Tensor,  # i32 [n]
         out: torch.Tensor,  # f32 [n, K], written: the survival scores g
+        mark: Callable[[str], object] = str,  # told when the next stage begins
     ) -> torch.Tensor:
         """z f32 [n, K(K+1)/2], the pre-draft logits behind `out` (section 4.2)."""
         feature = self._drafter.hidden_norm(context)
         logits = self.pre_draft(feature, self._drafter.embed_tokens(anchors))
+        mark("envelope")
         envelope(
             logits.contiguous(),
             self.scale,

@@ -7,6 +7,7 @@ verified counts as rejected, on the host and on the device alike.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.reads_lengths = device.type == "cpu"
         self._full_records = FullBlockRecords(steps)  # while nothing is planned
         self.profile_draft: int | None = None  # D of a timed dummy draft; see verifier.profile
+        self.mark: Callable[[str], object] = str  # told which stage begins; benchmarks.stages
 
     def load_draft_model(
         self, target_model: nn.Module, target_attn_layer_names: set[str]
@@ -160,6 +162,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         else:
             self._split(record, input_batch, num_rejected, anchors, draft_lens)
         # draft: exactly these lengths, nothing padded
+        self.mark("pack")
         for group in pack_batch(
             self, self.packed, input_batch, num_sampled, num_rejected, last_sampled,
             next_prefill_tokens, temperature, seeds, draft_lens,
@@ -173,6 +176,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self._context_slot_mappings[group].copy_(self.packed.context_slot_mapping)
         self.context_positions.copy_(self.packed.context_positions)
         # The drafter's context keys and values exist for every accepted row, drafted from or not.
+        self.mark("draft")
         self.graphs.context(num_tokens)
         tokens = self.draft_tokens[:num_reqs]
         if drafted:
@@ -181,6 +185,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         else:
             tokens.fill_(-1)
             self.heads.post_logits(num_reqs).fill_(0.0)
+        self.mark("post_draft")
         if not timed:
             if record is None and self.feedback.observer is not None:
                 record = self._full_records.next(input_batch)
@@ -234,7 +239,10 @@ class ForeSparkSpeculator(DFlash2Speculator):
             scores.zero_()
         else:
             last_row = input_batch.query_start_loc[1 : num_reqs + 1] - num_rejected - 1
-            self.estimators.scores(self.hidden_states[last_row], anchors, limits, scores)
+            self.estimators.scores(
+                self.hidden_states[last_row], anchors, limits, scores, mark=self.mark
+            )
+        self.mark("split")
         slots = input_batch.idx_mapping
         self.slot_scores[slots] = scores
         if record.drafted == int(record.limits.sum()):
