@@ -10,6 +10,7 @@ PACKAGE = "forespark.benchmarks"
 NAMES = {
     "decode": ("closed_loop", "fixed loads in a closed loop, policy after policy"),
     "compare": ("compare", "records of `decode` side by side: table, ratios, picture"),
+    "report": ("report", "every figure, one HTML page and the committed figures, from raw runs"),
     "simulate": ("simulate", "any policy on recorded drafts and a latency table"),
     "inflate": ("inflate", "a small trained pair inside a large architecture"),
     "drafter-cost": ("drafter_cost", "what a draft costs, ours and vLLM's"),

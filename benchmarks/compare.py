@@ -10,14 +10,25 @@ from typing import Any
 import numpy as np
 from forespark.benchmarks.matched import Curve, best_of, matched_ratio
 
-BASELINES = ("off", "dflash", "dflash_adaptive")
+STOCK = ("off", "dflash", "dflash_adaptive")
+STRONGEST = "strongest baseline"
+BASELINES = (*STOCK, "full", "batchwise")  # of the paper: adaptive verification is an ablation
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a method counts among the baselines; `batchwise:4` is one for every length."""
+    return name.partition(":")[0] in BASELINES
 
 
 def load_runs(files: list[Path]) -> dict[str, list[dict[str, Any]]]:
     """Runs by policy, in ascending load, from every record."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for file in files:
-        for run in json.loads(file.read_text())["runs"]:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        held = record.get("runs") if isinstance(record, dict) else None
+        if not held or not all("counters" in run for run in held):
+            raise ValueError(f"records: {file} holds no run of `forespark bench decode` or `run`")
+        for run in held:
             runs.setdefault(run["policy"], []).append(run)
     return {name: sorted(found, key=lambda run: run["load"]) for name, found in runs.items()}
 
@@ -35,6 +46,7 @@ def per_step(run: dict[str, Any]) -> dict[str, float]:
     means = {
         "drafted": seen["drafted_tokens"] / steps,
         "verified": seen["verified_tokens"] / steps,
+        "accepted": seen["accepted_tokens"] / steps,
         "emitted": seen["emitted_tokens"] / steps,
         "step_ms": 1e3 * run["duration"] / steps,
     }
@@ -47,9 +59,9 @@ def compare(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, Any]:
     """Ratios of `ours` to every other method at matched interactivity and at equal load."""
     mine = curve(runs[ours])
     others = {name: curve(found) for name, found in runs.items() if name != ours}
-    base = [others[name] for name in BASELINES if name in others]
-    if base:
-        others["strongest stock method"] = best_of(base)
+    base = [found for name, found in others.items() if is_baseline(name)]
+    if len(base) > 1:
+        others[STRONGEST] = best_of(base)
     by_load = {run["load"]: run["output_throughput"] for run in runs[ours]}
     record: dict[str, Any] = {}
     for name, other in others.items():
@@ -64,9 +76,10 @@ def compare(runs: dict[str, list[dict[str, Any]]], ours: str) -> dict[str, Any]:
 
 
 def headline(ratios: dict[str, Any]) -> dict[str, float]:
-    """`best_ratio` and `min_ratio` to the strongest stock method at matched interactivity, and the
-    best ratio to `adaptive_verification` of the same checkpoint, of what `compare` found."""
-    stock = ratios.get("strongest stock method", {})
+    """`best_ratio` and `min_ratio` to the strongest baseline at matched interactivity, and the best
+    ratio to `adaptive_verification` of the same checkpoint, of what `compare` found."""
+    only = next((found for name, found in ratios.items() if is_baseline(name)), {})
+    stock = ratios.get(STRONGEST, only)
     named = {
         "best_ratio": stock.get("best"),
         "min_ratio": stock.get("worst"),
@@ -89,7 +102,7 @@ def picture(runs: dict[str, list[dict[str, Any]]], file: Path, title: str) -> No
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for name, found in runs.items():
         line = curve(found)
-        style = "--" if name in BASELINES else "-"
+        style = "--" if is_baseline(name) else "-"
         axes.plot(line.interactivity, line.throughput, style, marker="o", label=name)
     axes.set(xscale="log", xlabel="tokens/s per user", ylabel="output tokens/s")
     axes.set_title(title, fontsize=9)
