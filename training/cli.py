@@ -66,6 +66,35 @@ def run(config: Config, set_: Overrides = None, minutes: Minutes = None) -> None
 
 
 @train_app.command()
+def estimators(
+    config: Config,
+    drafter: Annotated[Path, typer.Option("--drafter", help="Folder of a trained drafter.")],
+    set_: Overrides = None,
+    minutes: Minutes = None,
+    skip_evaluation: Annotated[
+        bool, typer.Option("--skip-evaluation", help="Only train; evaluate in a later call.")
+    ] = False,
+) -> None:
+    """Train only both estimators on a frozen drafter, then evaluate; the prepared set is reused."""
+    with _one_line_errors():
+        from forespark.training.assess import assess
+        from forespark.training.frozen import frozen_recipe
+        from forespark.training.prepare import prepare as run_prepare
+        from forespark.training.recipe import load_recipe
+        from forespark.training.run import train
+
+        say = _say(time.monotonic())
+        recipe = frozen_recipe(load_recipe(config, set_), drafter)
+        run_prepare(recipe, say)
+        finished = train(recipe, box_minutes=minutes, say=say)
+        gc.collect()
+        if not finished:
+            say("estimators: training is not finished; run again")
+        elif not skip_evaluation:
+            assess(recipe, say=say)
+
+
+@train_app.command()
 def evaluate(config: Config, set_: Overrides = None) -> None:
     """Measure the checkpoint on held-out prompts; write one JSON and one PNG page."""
     with _one_line_errors():

@@ -26,12 +26,30 @@ def acceptance_targets(
 
     Temperature 0 is greedy verification: 1 where the chosen candidate is the target's argmax.
     """
+    summary = target_summary(target_logits, temperature)
+    kept = target_logits.gather(-1, candidate_ids)
+    return acceptance_of_kept(scores, candidate_ids, kept, summary, temperature)
+
+
+def target_summary(target_logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """What labels need of a whole row [..., V]: argmax int64 [...] (greedy) or log-sum-exp f32."""
+    if temperature == 0:
+        return target_logits.argmax(-1)
+    return (target_logits.float() / temperature).logsumexp(-1)
+
+
+def acceptance_of_kept(
+    scores: torch.Tensor,  # [..., k]
+    candidate_ids: torch.Tensor,  # int64 [..., k]
+    kept_logits: torch.Tensor,  # [..., k] the target's logits of the candidates
+    summary: torch.Tensor,  # [...] of `target_summary` at the same temperature
+    temperature: float,
+) -> torch.Tensor:
+    """alpha f32 [...] without another pass over the vocabulary."""
     if temperature == 0:
         chosen = candidate_ids.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
-        return (chosen == target_logits.argmax(-1)).float()
-    logits = target_logits.float() / temperature
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    target = (logits.gather(-1, candidate_ids) - normaliser).exp()
+        return (chosen == summary).float()
+    target = (kept_logits.float() / temperature - summary[..., None]).exp()
     proposal = (scores.float() / temperature).softmax(-1)
     return torch.minimum(target, proposal).sum(-1)
 

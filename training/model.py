@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from forespark.training.attention import NAME, BlockLayout, PackedMask, build_mask
-from forespark.training.labels import acceptance_targets, valid_slots
+from forespark.training.labels import acceptance_of_kept, target_summary, valid_slots
 from forespark.training.losses import drafter_loss, post_draft_loss, pre_draft_loss
 from forespark.training.model_config import ForeSparkSpeculatorConfig
 from speculators import SpeculatorModel
@@ -199,8 +199,13 @@ class ForeSparkDraftModel(DFlash2DraftModel):
                 selector_weight=selector_weight,
             )
         with torch.no_grad():
-            alpha = acceptance_targets(
-                scores(candidates[None])[0], candidates, targets, label_temperature
+            summary = target_summary(targets, label_temperature)
+            alpha = acceptance_of_kept(
+                scores(candidates[None])[0],
+                candidates,
+                targets.gather(-1, candidates),
+                summary,
+                label_temperature,
             )
             parts["alpha"] = alpha.mean()
         if lambda_post:
@@ -211,7 +216,7 @@ class ForeSparkDraftModel(DFlash2DraftModel):
         if lambda_pre:
             full = torch.zeros(valid.shape, device=alpha.device).masked_scatter(valid, alpha)
             pre = self._pre_draft_loss(
-                context.detach(), ids, anchor_positions, valid, full, targets, draft_len,
+                context.detach(), ids, anchor_positions, valid, full, targets, summary, draft_len,
                 label_temperature,
             )  # fmt: skip
             loss = loss + lambda_pre * pre
@@ -229,6 +234,7 @@ class ForeSparkDraftModel(DFlash2DraftModel):
         valid: torch.Tensor,  # bool [B, A, K + 1]
         alpha: torch.Tensor,  # f32 [B, A, K + 1] labels of the length-K pass
         targets: torch.Tensor,  # [n, V] target logits of the valid slots, row-major
+        summary: torch.Tensor,  # [n] what labels need of each whole row
         draft_len: int,
         label_temperature: float,
     ) -> torch.Tensor:
@@ -238,7 +244,7 @@ class ForeSparkDraftModel(DFlash2DraftModel):
             chosen = slice(None, None, ANCHOR_STRIDE)
             with torch.no_grad():
                 alpha = self._labels_at_length(
-                    context, ids, anchors, valid, targets, draft_len, label_temperature
+                    context, ids, anchors, valid, targets, summary, draft_len, label_temperature
                 )
             anchors, valid = anchors[:, chosen], valid[:, chosen]
         else:
@@ -261,6 +267,7 @@ class ForeSparkDraftModel(DFlash2DraftModel):
         anchors: torch.Tensor,
         valid: torch.Tensor,
         targets: torch.Tensor,
+        summary: torch.Tensor,
         draft_len: int,
         label_temperature: float,
     ) -> torch.Tensor:
@@ -275,5 +282,9 @@ class ForeSparkDraftModel(DFlash2DraftModel):
         hidden = block[doc, index, slot]
         previous = ids[doc, anchors[doc, index] + slot - 1]
         candidates, scores = self.propose(hidden, previous, self.lm_head(hidden))
-        alpha = acceptance_targets(scores, candidates, targets[ordinal[valid]], label_temperature)
+        known = ordinal[doc, index, slot]
+        alpha = acceptance_of_kept(
+            scores, candidates, targets[known[:, None], candidates], summary[known],
+            label_temperature,
+        )  # fmt: skip
         return torch.zeros(valid.shape, device=alpha.device).masked_scatter(valid, alpha)

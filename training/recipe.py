@@ -120,6 +120,9 @@ class Recipe(_Section):
     target: str
     target_name: str = Field(description="How the checkpoint names its target.")
     workdir: str
+    prepared_in: str | None = Field(
+        default=None, description="Workdir whose prepared set is used; else this one's."
+    )
     prompts: PromptConfig
     generate: GenerateConfig = GenerateConfig()
     drafter: DrafterConfig = DrafterConfig()
@@ -130,7 +133,7 @@ class Recipe(_Section):
     @property
     def prepared(self) -> Path:
         """Folder of the prepared set."""
-        return Path(self.workdir) / "prepared"
+        return Path(self.prepared_in or self.workdir) / "prepared"
 
     @property
     def checkpoint(self) -> Path:
