@@ -12,6 +12,8 @@ NAMES = {
     "compare": ("compare", "records of `decode` side by side: table, ratios, picture"),
     "report": ("report", "every figure, one HTML page and the committed figures, from raw runs"),
     "simulate": ("simulate", "any policy on recorded drafts and a latency table"),
+    "oracle": ("oracle", "joint against a plan that knows the acceptance, on recorded drafts"),
+    "validate": ("validate", "the simulator's throughput ratios against a real run's"),
     "inflate": ("inflate", "a small trained pair inside a large architecture"),
     "drafter-cost": ("drafter_cost", "what a draft costs, ours and vLLM's"),
     "poisson": ("poisson", "Poisson arrivals against a server, attainment and capacity"),
