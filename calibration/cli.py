@@ -36,11 +36,36 @@ def collect(
         int, typer.Option(min=1, help="Positions apart: 1 to simulate, more to calibrate.")
     ] = 1,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; what there is.")] = None,
+    engine: Annotated[
+        bool, typer.Option("--engine", help="Through vLLM: one run at every exact length.")
+    ] = False,
+    loads: Annotated[str, typer.Option(help="With --engine: requests at once, a list.")] = "16",
+    dtype: Annotated[str, typer.Option(help="With --engine.")] = "auto",
+    max_model_len: Annotated[int, typer.Option(min=64, help="With --engine.")] = 2048,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=64, help="With --engine.")] = 8192,
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="With --engine.")] = False,
 ) -> None:
-    """Draft 1..K tokens at every position of the target's greedy answers."""
+    """Draft 1..K tokens at every position of the target's greedy answers.
+
+    With --engine vLLM drafts and verifies, position by position as when serving (.parquet).
+    """
     from forespark.calibration.collect import collect as run
 
     try:
+        if engine:
+            from forespark.engine_collect import collect as run_engine
+
+            options = {
+                "dtype": dtype,
+                "max_model_len": max_model_len,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "enforce_eager": enforce_eager,
+            }
+            counts = [int(load) for load in loads.split(",")]
+            run_engine(
+                target, drafter, prompts, out, documents, tokens, counts, options, say=typer.echo
+            )
+            return
         run(
             target, drafter, prompts, out, documents, tokens, device, stride=stride, say=typer.echo
         )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +28,12 @@ from transformers import AutoTokenizer
 _BATCH = 8  # documents
 
 
-def answers(
-    target: Target, folder: Path, prompts: Path, documents: int, tokens: int, longest: int
-) -> list[Row]:
-    """Greedy answers of `tokens` tokens to the first prompts of at most `longest` tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    encoded = []
+def encode(tokenizer: Any, prompts: Path, documents: int, longest: int) -> list[list[int]]:
+    """Token ids of the first prompts of at most `longest` tokens, as one chat turn each.
+
+    Raises ValueError when there is none.
+    """
+    encoded: list[list[int]] = []
     for turns in read_prompts(prompts).conversations:
         chat = [{"role": "user", "content": turns[0]}]
         text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -43,6 +44,15 @@ def answers(
             break
     if not encoded:
         raise ValueError(f"prompts: {prompts} has none of at most {longest} tokens; use another")
+    return encoded
+
+
+def answers(
+    target: Target, folder: Path, prompts: Path, documents: int, tokens: int, longest: int
+) -> list[Row]:
+    """Greedy answers of `tokens` tokens to the first prompts of at most `longest` tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    encoded = encode(tokenizer, prompts, documents, longest)
     rows = []
     for start in tqdm(range(0, len(encoded), 16), desc="answers", unit="batch"):
         batch = encoded[start : start + 16]

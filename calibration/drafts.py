@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -94,6 +95,17 @@ class Drafts:
             self.post_logits[flat],
             self.origin,
         )
+
+    @classmethod
+    def join(cls, parts: Sequence[Drafts]) -> Drafts:
+        """All drafts of `parts`, one after the other. ValueError where origins differ."""
+        for part in parts[1:]:
+            part.origin.check(parts[0].origin)
+        names = (
+            "request", "load", "position", "length", "accepted", "pre_logits", "post_logits",
+        )  # fmt: skip
+        columns = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(*columns, parts[0].origin)
 
     def halves(self) -> tuple[Drafts, Drafts]:
         even = self.request % 2 == 0

@@ -60,6 +60,7 @@ class StepPlanner:
         self._shape = (max_num_reqs, num_speculative_tokens)
         self.last: DraftRecord | None = None
         self._drafts = 0
+        self._decoded = False  # the step before only decoded
         self._drafted: FloatArray | None = None  # survival of the last drafts, by slot
 
     def admit(self, slot: int, max_seq_len: int, enabled: bool) -> None:
@@ -144,10 +145,13 @@ class StepPlanner:
 
     def _learn(self, before: DraftRecord | None, now: DraftRecord) -> None:
         """The step from one draft to the next, if it only decoded, against what it was priced."""
+        decoded, self._decoded = self._decoded, False
         if self.fixed_cost is None or before is None or before.verify is None:
             return
         verify = before.verify
-        if verify.num_reqs == verify.num_non_draft_tokens:
+        self._decoded = verify.num_reqs == verify.num_non_draft_tokens
+        # A host that runs ahead waits for the step before: its prefill would be counted here.
+        if decoded and self._decoded:
             measured = (now.launched_at - before.launched_at) * 1e3
             priced = verify.chosen.predicted_ms - before.fixed_ms
             self.fixed_cost.observe(verify.num_reqs, priced, measured)

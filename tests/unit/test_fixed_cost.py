@@ -113,3 +113,8 @@ def test_the_planner_learns_from_decode_steps(policy: str) -> None:
     for _ in range(2 * WINDOW):
         step(9.0, prefill=5)
     assert fixed.at(3) == pytest.approx(2.0, abs=0.3)
+    # A host that runs ahead sees a prefill's time one interval late.
+    for _ in range(WINDOW):
+        step(2.0, prefill=5)
+        step(9.0)
+    assert fixed.at(3) == pytest.approx(2.0, abs=0.3)
