@@ -198,16 +198,17 @@ class ForeSparkDraftModel(DFlash2DraftModel):
                 gamma=gamma,
                 selector_weight=selector_weight,
             )
-        with torch.no_grad():
-            summary = target_summary(targets, label_temperature)
-            alpha = acceptance_of_kept(
-                scores(candidates[None])[0],
-                candidates,
-                targets.gather(-1, candidates),
-                summary,
-                label_temperature,
-            )
-            parts["alpha"] = alpha.mean()
+        if lambda_pre or lambda_post:
+            with torch.no_grad():
+                summary = target_summary(targets, label_temperature)
+                alpha = acceptance_of_kept(
+                    scores(candidates[None])[0],
+                    candidates,
+                    targets.gather(-1, candidates),
+                    summary,
+                    label_temperature,
+                )
+                parts["alpha"] = alpha.mean()
         if lambda_post:
             embedding = self.candidate_selector.predecessor_codebook[previous]
             post = post_draft_loss(self.post_draft(hidden, embedding), alpha, slot, gamma)
