@@ -9,6 +9,7 @@ import sys
 PACKAGE = "forespark.benchmarks"
 NAMES = {
     "decode": ("closed_loop", "fixed loads in a closed loop, policy after policy"),
+    "e2e": ("e2e", "multi-turn conversations in a closed loop, policy after policy"),
     "compare": ("compare", "records of `decode` side by side: table, ratios, picture"),
     "report": ("report", "every figure, one HTML page and the committed figures, from raw runs"),
     "simulate": ("simulate", "any policy on recorded drafts and a latency table"),
