@@ -153,7 +153,10 @@ def _forced(manager: Any, verify_per_req: float) -> Callable[..., int]:
         total = choose(plain, drafts)
         scheduled, rest, budget = manager._batch_budget
         holders = sum(1 for count in scheduled.values() if count)
-        forced = min(round(verify_per_req * holders), sum(scheduled.values()))
+        # Nothing can be verified that may not have been drafted.
+        planner = getattr(getattr(manager, "speculator", None), "planner", None)
+        held = sum(scheduled.values()) if planner is None else planner.present(scheduled)
+        forced = min(round(verify_per_req * holders), sum(scheduled.values()), held)
         manager._batch_budget = (scheduled, rest, forced)
         return int(total - budget + forced)
 

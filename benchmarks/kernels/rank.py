@@ -35,6 +35,30 @@ def make_inputs(num_rows: int, width: int, kind: str, device: torch.device) -> d
     }
 
 
+def vllm_us(case: dict[str, Any]) -> dict[str, float]:
+    """vLLM's compiled top-k assignment of the same budget, in a graph; nothing without vLLM."""
+    try:
+        from vllm.v1.worker.gpu.spec_decode import adaptive_verification as stock
+    except ImportError:
+        return {}
+    num_rows, width = case["scores"].shape
+    budget = int(case["budget"])
+    rows = torch.arange(num_rows, device=case["scores"].device)
+    capacities = torch.empty_like(case["limits"])
+
+    def call() -> None:
+        # It leaves its result where its limits were: they are written anew, as vLLM does.
+        capacities.copy_(case["limits"])
+        stock._assign_draft_token_budget_compiled(case["scores"], rows, capacities, budget, width)
+
+    copy = graph_us(lambda: capacities.copy_(case["limits"]))
+    timed = graph_us(call)
+    return {
+        "vllm_us": timed["us"] - copy["us"],
+        "vllm_replay_us": timed["replay_us"] - copy["us"],
+    }
+
+
 def bench(width: int = 15) -> dict[str, Any]:
     """Rows per (n, data): torch, the default launch, and the fastest variant that is right."""
     device, rows = need_gpu(), []
@@ -64,6 +88,7 @@ def bench(width: int = 15) -> dict[str, Any]:
                     "K": width,
                     "data": kind,
                     "torch_sort_us": graph_us(lambda args=reference: rank_ref(*args))["us"],
+                    **vllm_us(case),
                     **graph_us(lambda case=case: rank(**case)),
                     "best": best,
                     "best_us": variants[best],

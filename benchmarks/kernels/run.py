@@ -14,7 +14,7 @@ import torch
 
 from .timing import graph_us, need_gpu, print_json, print_rows, rounded
 
-from . import envelope, grouped_conv, pack, rank  # isort: skip
+from . import envelope, grouped_conv, pack, pre_draft, rank  # isort: skip
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     word = torch.zeros(1, device=device)
     floor = graph_us(lambda: word.add_(1))
     records: list[dict[str, Any]] = []
-    for module in (rank, envelope, grouped_conv, pack):
+    for module in (rank, envelope, pre_draft, grouped_conv, pack):
         print(f"{module.__name__.rsplit('.', 1)[-1]}:", flush=True)
         record = module.bench()
         print_rows(record["rows"])
