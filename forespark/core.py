@@ -7,6 +7,7 @@ estimate -> schedule -> draft -> distribute -> verify, and each arrow is one of 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ class LatencyTable:
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "ms", ms)
 
-    @property
+    @cached_property
     def is_flat(self) -> bool:
         """True when every size costs the same, so that no budget can look expensive."""
         return bool(self.ms[0] == self.ms[-1])

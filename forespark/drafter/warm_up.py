@@ -1,4 +1,4 @@
-"""Compiles the kernels of planning before the server is ready: no request waits for them."""
+"""Compiles what plans a step, on device and host, before the server is ready."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import Any
 
 import torch
 
+from forespark.scheduler.fast import compile_all
 from forespark.triton_kernels.rank import rank
 
 
 def warm_up_planning(speculator: Any) -> None:
-    """Scores once, and both rankings at every power of two of requests (each has its own code)."""
+    """The host's loops and the scores once, both rankings at every power of two of requests.
+
+    Each of those sizes has code of its own.
+    """
     device, steps = speculator.device, speculator.num_speculative_steps
+    compile_all(steps)
     most = speculator.max_num_reqs
     limits = torch.full((most,), steps, dtype=torch.int32, device=device)
     lengths = torch.zeros_like(limits)

@@ -144,6 +144,8 @@ def best_verification(
 
 def flat_notes(draft: LatencyTable, verify: LatencyTable) -> tuple[str, ...]:
     """A warning for each table in which every size costs the same: no budget looks expensive."""
+    if not (draft.is_flat or verify.is_flat):
+        return ()
     return tuple(
         f"warn: the {stage} latency table ({table.source}) is flat, so trimming is off in "
         f"practice; profile this machine"

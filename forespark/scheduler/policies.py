@@ -30,9 +30,13 @@ from forespark.core import (
     StepInputs,
     VerifyInputs,
 )
-from forespark.scheduler.joint import plan_joint, replan_verify
+from forespark.scheduler.fast import (
+    plan_joint,
+    plan_selective,
+    replan_selective,
+    replan_verify,
+)
 from forespark.scheduler.selection import SelectionModel
-from forespark.scheduler.selective import plan_selective, replan_selective
 
 
 class ScoreSource(Enum):

@@ -8,6 +8,8 @@ import numpy as np
 
 from forespark.core import FloatArray, IntArray
 
+NOT_FINITE = "schedule: a survival score is NaN or +inf; see envelope.check_finite"
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -40,11 +42,7 @@ def pool_scores(scores: FloatArray, limits: IntArray, min_draft_len: int = 0) ->
     Raises ValueError on a shape mismatch and on a score that is NaN or +inf.
     """
     scores = np.asarray(scores)
-    if scores.ndim != 2 or np.shape(limits) != scores.shape[:1]:
-        raise ValueError(
-            f"schedule: scores {scores.shape} and draft limits {np.shape(limits)}; "
-            "expected [n, K] and [n]"
-        )
+    check_pool(scores, limits)
     position = np.arange(scores.shape[1])
     eligible = position < np.asarray(limits)[:, None]
     none = scores[:0, 0:0].ravel()
@@ -58,8 +56,17 @@ def pool_scores(scores: FloatArray, limits: IntArray, min_draft_len: int = 0) ->
         ranked = _descending(np.concatenate((floors, others)))
         pool = Pool(floors, others, _running_sum(ranked))
     if not np.isfinite(pool.gains[-1]):
-        raise ValueError("schedule: a survival score is NaN or +inf; see envelope.check_finite")
+        raise ValueError(NOT_FINITE)
     return pool
+
+
+def check_pool(scores: FloatArray, limits: IntArray) -> None:
+    """Raise ValueError unless `scores` are [n, K] and `limits` [n]."""
+    if scores.ndim != 2 or np.shape(limits) != scores.shape[:1]:
+        raise ValueError(
+            f"schedule: scores {scores.shape} and draft limits {np.shape(limits)}; "
+            "expected [n, K] and [n]"
+        )
 
 
 def _descending(scores: FloatArray) -> FloatArray:

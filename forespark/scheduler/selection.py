@@ -81,8 +81,8 @@ class SelectionModel:
         ratio = self._accepted / np.maximum(self._expected, 1e-9)
         value = (self._mass / totals) * (1.0 + trust * (np.minimum(ratio, 2.0) - 1.0))
         # Highest survival first: the order in which tokens are verified.
-        self._share = (self._counts / totals)[:, ::-1]
-        self._value = value[:, ::-1]
+        self.share = _running(self._counts / totals)
+        self.value = _running(value)
 
     def curves(self, ranked: FloatArray, drafted: IntArray) -> tuple[FloatArray, FloatArray]:
         """(verified, gain) float64 [m, bins + 1]: corners of what verifying earns.
@@ -93,17 +93,25 @@ class SelectionModel:
         ends = np.searchsorted(-ranked, -EDGES, side="right")[::-1]  # tokens above each edge
         bounds = np.concatenate(([0], ends, [ranked.size]))
         within = np.diff(np.minimum(bounds[None, :], np.asarray(drafted)[:, None]), axis=1)
-        held = within[:, ::-1]  # [m, bins] drafted tokens by ascending score bin
-        corners = np.zeros((2, held.shape[0], self.bins + 1))
-        np.cumsum(held @ self._share, axis=1, out=corners[0, :, 1:])
-        np.cumsum(held @ self._value, axis=1, out=corners[1, :, 1:])
-        return corners[0], corners[1]
+        # Summed one score bin after another, the best first, as the compiled form does.
+        verified, gain = (
+            np.cumsum(within[:, :, None] * sums[::-1], axis=1)[:, -1]  # [m, bins + 1]
+            for sums in (self.share, self.value)
+        )
+        return verified, gain
 
     def gains(self, ranked: FloatArray, drafted: int, budgets: IntArray) -> FloatArray:
         """float64 like `budgets`: what verifying that many of `drafted` tokens earns."""
         verified, gain = self.curves(ranked, np.array([drafted]))
         gained: FloatArray = np.interp(budgets, verified[0], gain[0])
         return gained
+
+
+def _running(by_survival: FloatArray) -> FloatArray:
+    """float64 [bins, bins + 1]: sums over the best 0, 1, ... survival bins of [bins, bins]."""
+    sums = np.zeros((by_survival.shape[0], by_survival.shape[1] + 1))
+    np.cumsum(by_survival[:, ::-1], axis=1, out=sums[:, 1:])
+    return sums
 
 
 def _prior(bins: int) -> tuple[FloatArray, FloatArray]:
