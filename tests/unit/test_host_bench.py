@@ -4,9 +4,9 @@ import json
 import sys
 
 import pytest
-
 from forespark.benchmarks import host_decision
 from forespark.benchmarks.host_gap import goodput_bound, joint_gap, selective_gap
+
 from forespark.scheduler.exhaustive import exhaustive_plan
 from forespark.scheduler.selection import SelectionModel
 
