@@ -65,12 +65,34 @@ def _register_overrides(upstream: classmethod) -> classmethod:
     original: Callable[[type], None] = upstream.__func__
 
     def register_triton_kernel_overrides(cls: type) -> None:
+        _let_scans_pass_llvmlite()
         original(cls)
         from forespark.cpu_mode.worker_patches import install
 
         install()
 
     return classmethod(register_triton_kernel_overrides)
+
+
+def _let_scans_pass_llvmlite() -> None:
+    """vLLM asks every object of every loaded module for its `__dict__`.
+
+    llvmlite's library handle, there since numba plans the steps, answers any name with a function.
+    """
+    from llvmlite.binding import ffi
+
+    handle = type(ffi.lib)
+    named = handle.__getattr__
+    if hasattr(named, "_forespark"):
+        return
+
+    def __getattr__(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return named(self, name)
+
+    __getattr__._forespark = True  # type: ignore[attr-defined]
+    handle.__getattr__ = __getattr__
 
 
 def _import_ir_kernels(upstream: classmethod) -> classmethod:

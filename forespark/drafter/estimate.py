@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
 
-from forespark.estimators.checkpoint import Estimators
+from forespark.estimators.checkpoint import FOLDER, Estimators
 from forespark.estimators.post_draft import post_survival
 from forespark.triton_kernels.envelope import envelope
 
@@ -32,6 +32,12 @@ class DeviceEstimators:
             None if estimators.temperature is None else estimators.temperature.to(device)
         )
         self._drafter = model.model
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of both estimators by name."""
+        for part in ("pre_draft", "post_draft"):
+            for name, weight in getattr(self, part).named_parameters():
+                yield f"{FOLDER}/{part}.{name}", weight
 
     def scores(
         self,

@@ -7,7 +7,7 @@ verified counts as rejected, on the host and on the device alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from forespark.drafter.graphs import BucketGraphs, DrafterGraphs, capturable_row
 from forespark.drafter.heads import DraftHeads
 from forespark.drafter.packed_conv import use_packed_convolutions
 from forespark.drafter.planner import DraftRecord, StepPlanner
+from forespark.estimators.numbers import check_estimates, check_weights
 from forespark.scheduler.policies import ScoreSource
 from forespark.scheduler.split import even_split
 from forespark.triton_kernels.pack_types import PackBuffers
@@ -99,7 +100,13 @@ class ForeSparkSpeculator(DFlash2Speculator):
             )
         self.estimators = device_estimators(self.config, self.draft_model_config, model, self)
         self.heads.estimators = self.estimators
+        check_weights(self._weights(model), self.draft_model_config.model)
         return model
+
+    def _weights(self, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from model.named_parameters()
+        if self.estimators is not None:
+            yield from self.estimators.named_parameters()
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         super().init_cudagraph_manager(CUDAGraphMode.NONE)  # no graphs of full blocks
@@ -199,6 +206,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         if arrived is None or self.planner is None:
             return
         ticket, arrays = arrived.context.ticket, arrived.arrays
+        check_estimates(arrays, self._weights(self.model))
         self.planner.publish(ScoreSource.PRE_DRAFT, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.SINGLE_CURVE, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.POST_DRAFT, arrays["survival"], ticket)
