@@ -89,11 +89,16 @@ def test_the_large_pair_says_what_the_small_one_says(sides: tuple[Side, Side]) -
     that are chosen, and estimators that read other features: 10,000 tokens and their drafts."""
     rows = texts()[:20]
     assert sum(row.shape[1] for row in rows) >= 10_000
-    drafted, ties = 0, 0
+    drafted, ties, unclear = 0, 0, 0
     for ids in rows:
         small, large = (side.run(ids) for side in sides)
         assert large["logits"].shape[1] == SIZE.vocab
-        assert torch.equal(large["logits"].argmax(-1), small["logits"].argmax(-1))
+        # Where the best two are a tie to within rounding, either choice is right.
+        best = small["logits"].topk(2, -1).values
+        clear = best[:, 0] - best[:, 1] > TOLERANCE
+        chosen = [side["logits"].argmax(-1)[clear] for side in (large, small)]
+        assert torch.equal(*chosen)
+        unclear += int((~clear).sum())
         # Behind a tie (the last candidate, or the best two) either draft is right.
         sure = (small["margin"] > TOLERANCE).cumprod(1).bool()
         assert torch.equal(large["drafts"][sure], small["drafts"][sure])
@@ -102,7 +107,7 @@ def test_the_large_pair_says_what_the_small_one_says(sides: tuple[Side, Side]) -
         assert float((large["post"] - small["post"])[sure].abs().max()) < TOLERANCE
         vocabulary = small["logits"].shape[1]
         assert float((large["logits"][:, :vocabulary] - small["logits"]).abs().max()) < TOLERANCE
-    assert drafted > 5_000 and ties < 0.05 * drafted
+    assert drafted > 5_000 and ties < 0.05 * drafted and unclear < 10
 
 
 def test_a_misplaced_head_is_seen(sides: tuple[Side, Side]) -> None:
