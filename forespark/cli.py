@@ -149,6 +149,17 @@ def bench(context: typer.Context) -> None:
 
 
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
+def report(context: typer.Context) -> None:
+    """Redraw every figure from docs/results, or from `--results`; same as `bench report`."""
+    from forespark.benchmarks.cli import run
+
+    try:
+        run(["report", *context.args])
+    except (OSError, ValueError) as error:
+        raise _fail(error) from None
+
+
+@app.command(context_settings=_PASS_ALL, add_help_option=False)
 def profile(context: typer.Context) -> None:
     """Measure this machine's step latencies and write them as an artifact; `step`: by stage."""
     try:

@@ -62,3 +62,17 @@ def test_doctor_report_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> No
     """Catches advice lost between the table and the reader."""
     show([Finding("torch", "2.13.0"), Finding("plugin", "missing", False, "pip install -e .")])
     assert "plugin: missing; pip install -e ." in capsys.readouterr().out
+
+
+def test_report_redraws_from_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches `forespark report` that needs flags to find the committed runs, or draws nothing."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    where = ["--out", str(tmp_path), "--evidence", str(tmp_path / "bench.json")]
+    result = runner.invoke(app, ["report", *where])
+    assert result.exit_code == 0, result.output
+    assert any(tmp_path.glob("*-pareto.png")) and (tmp_path / "index.html").is_file()
+    monkeypatch.chdir(tmp_path)
+    refused = runner.invoke(app, ["report"])
+    assert refused.exit_code != 0 and "is no folder" in str(refused.exception) + refused.output
