@@ -126,12 +126,6 @@ def _split_settings(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         if config.scheduler.policy != "off":
             check_combination(self)
-            if config.trims_verification and self.tensor_parallel_size > 1:
-                raise ValueError(
-                    f"tensor_parallel_size: {self.tensor_parallel_size} is not supported with "
-                    f"scheduler.policy {config.scheduler.policy}: ranks do not yet agree on plans "
-                    "bit by bit; use 1, or scheduler.policy full"
-                )
             check_drafter_options(config)
             facts = load_facts(config)
             tokens = config.num_speculative_tokens or facts.default_tokens

@@ -103,6 +103,18 @@ def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_requests
 
 
+def _sample(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output, num_sampled, num_rejected = original(self, *args, **kwargs)
+        ranks = getattr(self.speculator, "ranks", None)
+        if ranks is not None:
+            ranks.follow(output.sampled_token_ids, num_sampled, num_rejected)
+        return output, num_sampled, num_rejected
+
+    return sample
+
+
 def _compile_or_warm_up(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_or_warm_up_model(self: Any) -> Any:
@@ -198,6 +210,12 @@ def worker_patches() -> list[Patch]:
             "add_requests",
             "sampling parameters do not reach the manager; a request may opt out of drafts",
             wrap=_add_requests,
+        ),
+        Patch(
+            f"{_RUNNER}:GPUModelRunner",
+            "sample",
+            "ranks are assumed to sample alike bit by bit; rank 0's tokens count on all of them",
+            wrap=_sample,
         ),
         Patch(
             worker,

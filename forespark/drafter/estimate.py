@@ -39,6 +39,12 @@ class DeviceEstimators:
             for name, weight in getattr(self, part).named_parameters():
                 yield f"{FOLDER}/{part}.{name}", weight
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything both estimators compute with, calibration included, by name."""
+        calibration = {"scale": self.scale, "bias": self.bias, "temperature": self.temperature}
+        given = {name: value for name, value in calibration.items() if value is not None}
+        return {**dict(self.named_parameters()), **given}
+
     def scores(
         self,
         context: torch.Tensor,  # [n, H] rows of H_feat before its norm

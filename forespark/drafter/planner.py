@@ -34,6 +34,8 @@ class DraftRecord:
     fixed_ms: float = 0.0  # cost beyond the tables that its prices include
     verify: Decision | None = None  # how its verification was re-planned
     exact_lens: dict[str, int] | None = None  # d_i, where the host has them anyway
+    since_ms: float = 0.0  # from the draft before to this one, by this rank's clock
+    priced: tuple[int, float] | None = None  # (requests, ms) of that step, if it teaches its cost
 
 
 class StepPlanner:
@@ -48,9 +50,12 @@ class StepPlanner:
         prior_acceptance: float,
         min_draft_len: int,
         fixed_cost: FixedCost | None = None,
+        clock_of_rank_0: bool = False,
     ) -> None:
         self.policy = policy
         self.fixed_cost = fixed_cost
+        # Several ranks: steps teach what they cost when rank 0's time of them arrives.
+        self.clock_of_rank_0 = clock_of_rank_0
         self.limits = limits
         self.min_draft_len = min_draft_len
         self.stale = {
@@ -146,15 +151,22 @@ class StepPlanner:
     def _learn(self, before: DraftRecord | None, now: DraftRecord) -> None:
         """The step from one draft to the next, if it only decoded, against what it was priced."""
         decoded, self._decoded = self._decoded, False
+        if before is not None:
+            now.since_ms = (now.launched_at - before.launched_at) * 1e3
         if self.fixed_cost is None or before is None or before.verify is None:
             return
         verify = before.verify
         self._decoded = verify.num_reqs == verify.num_non_draft_tokens
         # A host that runs ahead waits for the step before: its prefill would be counted here.
         if decoded and self._decoded:
-            measured = (now.launched_at - before.launched_at) * 1e3
-            priced = verify.chosen.predicted_ms - before.fixed_ms
-            self.fixed_cost.observe(verify.num_reqs, priced, measured)
+            now.priced = (verify.num_reqs, verify.chosen.predicted_ms - before.fixed_ms)
+            if not self.clock_of_rank_0:
+                self.learn_cost(now, now.since_ms)
+
+    def learn_cost(self, record: DraftRecord, measured_ms: float) -> None:
+        """The step that ended with `record` took `measured_ms`."""
+        if self.fixed_cost is not None and record.priced is not None:
+            self.fixed_cost.observe(*record.priced, measured_ms)
 
     def present(self, scheduled: Mapping[str, int]) -> int:
         """Drafted tokens that are certainly still there, given the drafts scheduled per request.

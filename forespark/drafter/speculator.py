@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.attn_utils import build_slot_mappings_by_layer
@@ -25,12 +26,13 @@ from forespark.config import ForeSparkConfig
 from forespark.drafter.batch import pack_batch
 from forespark.drafter.checkpoint import device_estimators
 from forespark.drafter.estimate import DeviceEstimators
-from forespark.drafter.feedback import Feedback
+from forespark.drafter.feedback import Feedback, step_shapes
 from forespark.drafter.full_record import FullBlockRecords
 from forespark.drafter.graphs import BucketGraphs, DrafterGraphs, capturable_rows
 from forespark.drafter.heads import DraftHeads
 from forespark.drafter.packed_conv import use_packed_convolutions
 from forespark.drafter.planner import DraftRecord, StepPlanner
+from forespark.drafter.ranks import Ranks
 from forespark.estimators.numbers import check_estimates, check_weights
 from forespark.scheduler.policies import ScoreSource
 from forespark.scheduler.split import even_split
@@ -48,13 +50,12 @@ class ForeSparkSpeculator(DFlash2Speculator):
     ) -> None:
         super().__init__(vllm_config, device)
         self.config = config
+        self.ranks = Ranks(get_tp_group())
         # The post-draft estimator replaces vLLM's online one.
         self.use_acceptance_estimator = False
         self.planner: StepPlanner | None = None  # set once the step costs are known
-        self.prices: tuple[Any, Any] = (
-            None,
-            None,
-        )  # T_draft and T_verify, where the plan needs them
+        # T_draft and T_verify, where the plan needs them
+        self.prices: tuple[Any, Any] = (None, None)
         self.estimators: DeviceEstimators | None = None
         reqs, steps = self.max_num_reqs, self.num_speculative_steps
         self.draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)  # by batch index
@@ -62,6 +63,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.slot_scores = torch.zeros(reqs, steps, device=device)  # g, by request slot
         self.slot_survival = torch.zeros(reqs, steps, device=device)  # S~, by request slot
         self._scores = torch.zeros(reqs, steps, device=device)
+        self._since_ms = torch.zeros(1, device=device)  # rank 0's, beside other ranks
         self._columns = torch.arange(steps, device=device)
         self.packed = PackBuffers.allocate(
             reqs, self.max_num_tokens, steps, device, pad_slot_id=PAD_SLOT_ID
@@ -72,16 +74,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.backbone_graphs: BucketGraphs | None = None
         self.head_graphs: BucketGraphs | None = None
         self.graphs = DrafterGraphs(self)
-        self.feedback = Feedback(
-            {
-                "scores": ((reqs, steps), torch.float32),
-                "survival": ((reqs, steps), torch.float32),
-                "draft_lens": ((reqs,), torch.int32),
-                "num_sampled": ((reqs,), torch.int32),
-                "num_rejected": ((reqs,), torch.int32),
-            },
-            device,
-        )
+        self.feedback = Feedback(step_shapes(reqs, steps, self.ranks.several), device)
         # Without asynchronous scheduling the host has seen the step's results before it schedules
         # the next one, so reading d_i as well costs nothing.
         self.reads_lengths = device.type == "cpu"
@@ -197,7 +190,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             if record is None and self.feedback.observer is not None:
                 record = self._full_records.next(input_batch)
                 draft_lens.mul_(num_sampled > 0)
-            self._publish(record, slots, draft_lens, num_sampled, num_rejected)
+            self._publish(record, slots, draft_lens, drafted, num_sampled, num_rejected)
         return tokens
 
     def take_in(self) -> None:
@@ -211,6 +204,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.planner.publish(ScoreSource.SINGLE_CURVE, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.POST_DRAFT, arrays["survival"], ticket)
         self.planner.learn_selection(arrived.context, arrays)
+        if self.ranks.several:
+            self.planner.learn_cost(arrived.context, float(arrays["since_ms"][0]))
 
     def _schedule(self, input_batch: InputBatch) -> tuple[DraftRecord | None, int]:
         """Take in last step's measurements, then plan this one."""
@@ -250,6 +245,9 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self.estimators.scores(
                 self.hidden_states[last_row], anchors, limits, scores, mark=self.mark
             )
+        if self.ranks.several:
+            self._since_ms.fill_(record.since_ms)
+            self.ranks.follow(scores, self._since_ms)
         self.mark("split")
         slots = input_batch.idx_mapping
         self.slot_scores[slots] = scores
@@ -289,15 +287,21 @@ class ForeSparkSpeculator(DFlash2Speculator):
         record: DraftRecord | None,
         slots: torch.Tensor,
         draft_lens: torch.Tensor,
+        drafted: int,
         num_sampled: torch.Tensor,
         num_rejected: torch.Tensor,
     ) -> None:
         """Keep lengths and S~ by request slot for the verifier; start their copy to the host."""
         num_reqs = slots.shape[0]
+        tokens = self.draft_tokens[:num_reqs]
         self.slot_draft_lens[slots] = draft_lens
         if self.estimators is not None:
             survival = self.estimators.post_survival(self.heads.post_logits(num_reqs), draft_lens)
+            if drafted:
+                self.ranks.follow(tokens, survival)
             self.slot_survival[slots] = survival
+        elif drafted:
+            self.ranks.follow(tokens)
         if record is None:
             return
         if self.reads_lengths:
@@ -311,5 +315,6 @@ class ForeSparkSpeculator(DFlash2Speculator):
                 "draft_lens": draft_lens,
                 "num_sampled": num_sampled,
                 "num_rejected": num_rejected,
+                **({"since_ms": self._since_ms} if self.ranks.several else {}),
             },
         )

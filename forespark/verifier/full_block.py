@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.drafter.feedback import Feedback
 from forespark.drafter.full_record import FullBlockRecords
+from forespark.drafter.ranks import Ranks
 
 
 class FullBlockSpeculator(DFlash2Speculator):
@@ -17,6 +19,7 @@ class FullBlockSpeculator(DFlash2Speculator):
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
+        self.ranks = Ranks(get_tp_group())
         self.feedback = Feedback(
             {
                 name: ((self.max_num_reqs,), torch.int32)
@@ -31,7 +34,10 @@ class FullBlockSpeculator(DFlash2Speculator):
 
     def propose(self, input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         tokens: torch.Tensor = super().propose(input_batch, *args, **kwargs)
-        if self.feedback.observer is None or kwargs.get("dummy_run"):
+        if kwargs.get("dummy_run"):
+            return tokens
+        self.ranks.follow(tokens)
+        if self.feedback.observer is None:
             return tokens
         self.take_in()
         num_reqs = input_batch.num_reqs

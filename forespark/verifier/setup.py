@@ -21,6 +21,7 @@ from forespark.scheduler.latency import load_artifact
 from forespark.scheduler.policies import make_policy
 from forespark.scheduler.selection import SelectionModel
 from forespark.scheduler.trace import TraceWriter
+from forespark.verifier.agreement import check_agreement, parts_of
 from forespark.verifier.full_block import FullBlockSpeculator
 from forespark.verifier.manager import ForeSparkManager
 from forespark.verifier.observe import Observer
@@ -51,6 +52,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
     steps = runner.speculative_config.num_speculative_tokens if speculator is not None else 0
     observer = _observer(runner, config, steps)
     if isinstance(speculator, FullBlockSpeculator):
+        check_agreement(get_tp_group(), parts_of(config, None, None, {}))
         speculator.feedback.observer = observer
         return
     if not isinstance(speculator, ForeSparkSpeculator):
@@ -70,6 +72,8 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
             # One rank's clock decides for all: different prices would be different plans.
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
         _say_prices(draft, verify)
+    weights = {} if speculator.estimators is None else speculator.estimators.tensors()
+    check_agreement(get_tp_group(), parts_of(config, draft, verify, weights))
     start_planning(runner, config, draft, verify)
     warm_up_planning(speculator)
     speculator.feedback.observer = observer
@@ -102,6 +106,7 @@ def start_planning(
         settings.prior_acceptance,
         settings.min_draft_len,
         FixedCost() if config.latency.fixed_cost == "learned" else None,
+        clock_of_rank_0=speculator.ranks.several,
     )
 
 

@@ -13,11 +13,12 @@ PRICE_POLICIES = ("adaptive_verification", "single_curve", "joint")
 
 def engine(task: dict[str, Any], pair: Path = PAIR, **options: Any) -> Any:
     """An LLM in this process. `task` holds `policy` and, if not the defaults, `tokens` (K),
-    `prices` and `scheduler`; with `graphs` (true or false) it runs in bfloat16 on a GPU. `options`
-    go to vLLM."""
+    `prices`, `fixed_cost`, `scheduler` and `ranks` (tensor parallel); with `graphs` (true or false)
+    it runs in bfloat16 on a GPU. `options` go to vLLM."""
     from vllm import LLM
 
     defaults = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 192}
+    defaults |= {"tensor_parallel_size": task.get("ranks", 1)}
     defaults |= {"enforce_eager": not task.get("graphs", False), "dtype": _dtype(task)}
     return LLM(
         str(pair / "target"),
@@ -46,8 +47,8 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
         prices = task.get("prices", PRICED)
         # Made-up prices: what this machine's steps take must not change the plans.
         config["latency"] = {
-            "artifact": _artifact(prices, tokens, pair, _dtype(task)),
-            "fixed_cost": "none",
+            "artifact": _artifact(prices, tokens, pair, _dtype(task), task.get("ranks", 1)),
+            "fixed_cost": task.get("fixed_cost", "none"),
         }
     return config | base
 
@@ -56,7 +57,7 @@ def _dtype(task: dict[str, Any]) -> str:
     return "bfloat16" if "graphs" in task else "float32"
 
 
-def _artifact(prices: dict[str, Any], tokens: int, pair: Path, dtype: str) -> str:
+def _artifact(prices: dict[str, Any], tokens: int, pair: Path, dtype: str, ranks: int) -> str:
     """The path of a latency artifact that holds `prices` and is valid for this engine."""
     import torch
 
@@ -73,7 +74,7 @@ def _artifact(prices: dict[str, Any], tokens: int, pair: Path, dtype: str) -> st
         "drafter": str(pair / "drafter"),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "dtype": dtype,
-        "tensor_parallel_size": 1,
+        "tensor_parallel_size": ranks,
         "num_speculative_tokens": tokens,
         "vllm": "0.32.0",
     }
