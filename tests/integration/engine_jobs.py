@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import rank_jobs
 import small_pair
 from draft_capture import DraftCapture
 from engines import engine, runner_of
@@ -203,6 +204,7 @@ JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "lossless": lossless,
     "churn": churn,
     "parity": parity,
+    "ranks": rank_jobs.ranks,
     "transitions": small_pair.transitions,
 }
 
