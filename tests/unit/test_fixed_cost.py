@@ -118,3 +118,23 @@ def test_the_planner_learns_from_decode_steps(policy: str) -> None:
         step(2.0, prefill=5)
         step(9.0)
     assert fixed.at(3) == pytest.approx(2.0, abs=0.3)
+
+
+def test_beside_other_ranks_only_rank_0s_clock_teaches() -> None:
+    """Catches a rank that learns from its own clock, and a pause or a prefill taken from rank 0."""
+    fixed = FixedCost()
+    policy = make_policy("joint", DRAFT, VERIFY)
+    limits = RequestLimits(8, K, 512)
+    planner = StepPlanner(policy, limits, 8, K, 0.6, 0, fixed, clock_of_rank_0=True)
+    slots, ones = np.arange(3), np.ones(3, dtype=np.int32)
+    for slot in slots:
+        planner.admit(int(slot), 512, enabled=True)
+    for index in range(2 * WINDOW):
+        record = planner.plan(["a", "b", "c"], slots, ones * 9, ones, ones * 0, ones > 0)
+        if index == WINDOW:
+            assert fixed.at(3) == 0.0  # many steps by its own clock, none by rank 0's
+        if index >= WINDOW:
+            assert record.priced is not None
+            planner.learn_cost(record, record.priced[1] + 4.0)
+        planner.replan(["a", "b", "c"], slots, record.limits, 3, 3, 100)
+    assert fixed.at(3) == pytest.approx(4.0)
