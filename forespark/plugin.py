@@ -55,8 +55,9 @@ def register() -> None:
         return
     from forespark import cpu_mode, patches
     from forespark.engine_args import install_engine_args
+    from forespark.hybrid import patches as hybrid_patches
 
     cpu_mode.enable()
-    for patch in patches.host_patches():
+    for patch in [*patches.host_patches(), *hybrid_patches.host_patches()]:
         patch.apply()
     install_engine_args()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forespark.cpu_mode import norms
+from forespark.hybrid.active import runs_in_torch
 from forespark.patching import Patch
 
 
@@ -39,7 +40,7 @@ def needs_unported_kernels(config: Any) -> str | None:
         return None
     if model.runner_type != "generate":
         return f"runner_type {model.runner_type}"
-    if model.is_hybrid or model.is_attention_free:
+    if (model.is_hybrid or model.is_attention_free) and not runs_in_torch(config):
         return "a hybrid or attention-free model"
     if model.is_multimodal_model or model.is_encoder_decoder:
         return "a multimodal or encoder-decoder model"

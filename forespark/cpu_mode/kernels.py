@@ -15,6 +15,7 @@ from forespark.cpu_mode import (
     kernels_blocks,
     kernels_drafting,
     kernels_estimator,
+    kernels_hybrid,
     kernels_inputs,
     kernels_logits,
     kernels_rejection,
@@ -47,6 +48,13 @@ KERNELS: dict[str, Callable[..., Any]] = {
     ),
     f"{_RUNNER}.spec_decode.rejection_sampler._gather_draft_sampled_kernel": (
         kernels_inputs.gather_draft_sampled
+    ),
+    "vllm.v1.worker.utils._zero_kv_blocks_kernel": kernels_hybrid.zero_kv_blocks,
+    f"{_RUNNER}.model_states.mamba_hybrid._scatter_num_accepted_kernel": (
+        kernels_hybrid.scatter_num_accepted
+    ),
+    f"{_RUNNER}.model_states.mamba_hybrid._fill_num_accepted_kernel": (
+        kernels_hybrid.fill_num_accepted
     ),
     f"{_RUNNER}.buffer_utils._apply_write_kernel": kernels_blocks.apply_write,
     f"{_RUNNER}.block_table._gather_block_tables_kernel": kernels_blocks.gather_block_tables,
@@ -111,8 +119,6 @@ REFUSED: dict[str, str] = {
     f"{_RUNNER}.spec_decode.multi_module_mtp.speculator._prepare_input_buffers_kernel": (
         "a multi-module MTP drafter"
     ),
-    f"{_RUNNER}.model_states.mamba_hybrid._scatter_num_accepted_kernel": "a hybrid target",
-    f"{_RUNNER}.model_states.mamba_hybrid._fill_num_accepted_kernel": "a hybrid target",
     f"{_RUNNER}.sample.watermark._philox_gumbel_kernel": "watermarking",
     f"{_RUNNER}.sample.trace_replay._trace_replay_kernel": "trace replay",
     f"{_RUNNER}.mm.rope._prepare_rope_positions_kernel": "multimodal rotary positions",

@@ -1,0 +1,101 @@
+"""vLLM's attributes that change for Gated DeltaNet targets, and when."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from forespark.hybrid.active import drafts_compactly, gdn_layers
+from forespark.hybrid.refusals import LAYER, check_layer, check_target
+from forespark.patching import Patch
+
+
+def _check_config(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _validate_batch_sharded_sampling(self: Any) -> None:
+        original(self)
+        if drafts_compactly(self):
+            check_target(self)
+
+    return _validate_batch_sharded_sampling
+
+
+def _install_in_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if gdn_layers(self.vllm_config):
+            install()
+        return result
+
+    return init_worker
+
+
+def _with_commits(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, vllm_config, *args, **kwargs)
+        if drafts_compactly(vllm_config):
+            from vllm.v1.worker.gpu.model_states.recoverssm import RecoverSSMState
+
+            self.recoverssm = RecoverSSMState()
+
+    return __init__
+
+
+def host_patches() -> list[Patch]:
+    """Applied by the plugin in every process."""
+    return [
+        Patch(
+            "vllm.config.vllm:VllmConfig",
+            "_validate_batch_sharded_sampling",
+            "the last check of a configuration; add those of Gated DeltaNet targets",
+            wrap=_check_config,
+        ),
+        Patch(
+            "vllm.v1.worker.worker_base:WorkerWrapperBase",
+            "init_worker",
+            "the worker's plugins are loaded here: the last moment to replace a layer",
+            wrap=_install_in_worker,
+        ),
+    ]
+
+
+def worker_patches() -> list[Patch]:
+    """Applied in a worker of a Gated DeltaNet target."""
+    from vllm.platforms import current_platform
+
+    patches = [
+        Patch(
+            "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState",
+            "__init__",
+            "only Kimi's layers commit after sampling; let these do so too",
+            wrap=_with_commits,
+        )
+    ]
+    if current_platform.is_cpu():
+        from forespark.hybrid.cpu_op import torch_for_ours
+
+        patches.append(
+            Patch(
+                "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention",
+                "cpu_gdn_attention_core",
+                "the CPU operator asserts bfloat16 and a state per drafted token",
+                wrap=torch_for_ours,
+            )
+        )
+    return patches
+
+
+def install() -> None:
+    """Replace the layer class in this process; calling it again does nothing."""
+    from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
+
+    from forespark.hybrid.layer import CompactGdnLayer
+
+    for patch in worker_patches():
+        patch.apply()
+    check_layer(op_registry_oot, CompactGdnLayer)
+    if LAYER not in op_registry_oot:
+        PluggableLayer.register_oot(CompactGdnLayer, name=LAYER)
