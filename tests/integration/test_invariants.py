@@ -10,7 +10,7 @@ from harness import LONG, PRICED, code_prompts
 
 pytestmark = pytest.mark.engine
 
-STEPS = 2000 if LONG else 1000
+STEPS = 2000 if LONG else 600
 CHURN = {"policy": "joint", "prices": PRICED, "prompts": code_prompts(20), "steps": STEPS}
 
 
