@@ -21,6 +21,7 @@ NAMES = {
     "serve-load": ("serve_load", "many requests at once against `vllm serve`"),
     "host": ("host_decision", "what the host's decision costs and gives up"),
     "kernels": ("kernels.run", "the Triton kernels (needs a GPU)"),
+    "speed": ("speed", "the committed figures on what a step costs, from raw records"),
     "smoke": ("smoke", "decode, compare and simulate on the tiny pair"),
 }
 

@@ -33,6 +33,7 @@ from forespark.benchmarks.host_gap import (
     selective_gap,
     summarise,
 )
+from forespark.benchmarks.provenance import provenance
 
 from forespark.core import LatencyTable, StepInputs, VerifyInputs
 from forespark.scheduler.exhaustive import exhaustive_plan
@@ -162,6 +163,7 @@ def main() -> None:
         json.dumps(
             {
                 "benchmark": "host_decision",
+                "provenance": provenance(),
                 "host_us": {size: us["plan_selective"]["median"] for size, us in times.items()},
                 "host_sort_ratio": _ratio(first, "plan_selective"),
                 "joint_sort_ratio": _ratio(first, "plan_joint"),

@@ -14,6 +14,7 @@ import torch
 
 from .timing import graph_us, need_gpu, print_json, print_rows, rounded
 
+from forespark.benchmarks.provenance import provenance  # isort: skip
 from . import envelope, grouped_conv, pack, pre_draft, rank  # isort: skip
 
 
@@ -32,7 +33,12 @@ def main() -> None:
         print_rows(record["rows"])
         records.append(record)
     print(f"floor, one tiny torch kernel: {floor['us']:.2f} us, replay {floor['replay_us']:.2f} us")
-    result = {"bench": "kernels", "floor": floor, "records": records}
+    result = {
+        "bench": "kernels",
+        "floor": floor,
+        "records": records,
+        "provenance": provenance(),
+    }
     if args.out:
         args.out.write_text(json.dumps(rounded(result), indent=1))
     print_json({**result, "records": [_targets(record) for record in records]})
