@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from forespark.hybrid.active import drafts_compactly, gdn_layers
+from forespark.hybrid.first_token import run_as_drafts
 from forespark.hybrid.refusals import LAYER, check_layer, check_target
 from forespark.patching import Patch
 
@@ -44,6 +46,25 @@ def _with_commits(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _with_padded_prompts(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def prepare_attn(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if drafts_compactly(self.vllm_config):
+            given = signature.bind(self, *args, **kwargs).arguments
+            if not given.get("for_capture", False):
+                run_as_drafts(
+                    given["input_batch"],
+                    given["block_tables"],
+                    given["kv_cache_config"].kv_cache_groups,
+                    self.vllm_config.compilation_config.static_forward_context,
+                )
+        return original(self, *args, **kwargs)
+
+    return prepare_attn
+
+
 def host_patches() -> list[Patch]:
     """Applied by the plugin in every process."""
     return [
@@ -72,7 +93,13 @@ def worker_patches() -> list[Patch]:
             "__init__",
             "only Kimi's layers commit after sampling; let these do so too",
             wrap=_with_commits,
-        )
+        ),
+        Patch(
+            "vllm.v1.worker.gpu.model_states.mamba_hybrid:MambaHybridModelState",
+            "prepare_attn",
+            "a prompt of one token padded with placeholders leaves them in its state; draft it",
+            wrap=_with_padded_prompts,
+        ),
     ]
     if current_platform.is_cpu():
         from forespark.hybrid.cpu_op import torch_for_ours
