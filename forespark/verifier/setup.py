@@ -9,8 +9,10 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
+from forespark import __version__
 from forespark.config import ForeSparkConfig
 from forespark.core import LatencyTable
+from forespark.drafter.fingerprint import weights_fingerprint
 from forespark.drafter.planner import StepPlanner
 from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
@@ -136,11 +138,14 @@ def artifact_identity(runner: Any) -> dict[str, Any]:
     return {
         "model": config.model_config.model,
         "drafter": config.speculative_config.model,
+        "drafter_weights": weights_fingerprint(config.speculative_config.model),
         "device": device,
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "num_speculative_tokens": config.speculative_config.num_speculative_tokens,
+        "largest_captured_size": config.compilation_config.max_cudagraph_capture_size or 0,
         "vllm": vllm.__version__,
+        "forespark": __version__,
     }
 
 
