@@ -10,14 +10,19 @@ until the time is used up.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .gdn_case import Case, Shape, VllmCase, relative
+from .gdn_evidence import gdn_evidence
 from .timing import _capture, _samples, need_gpu, print_json, print_rows, report
+
+from forespark.benchmarks.provenance import provenance  # isort: skip
 
 REQUESTS = (1, 16, 64)
 TOKENS = (4, 8, 16)
@@ -129,4 +134,10 @@ def bench(budget_s: float = 50.0) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget-s", type=float, default=50.0, help="seconds for all of it")
-    print_json(bench(parser.parse_args().budget_s))
+    parser.add_argument("--evidence", type=Path, help="also write the committed figures here")
+    args = parser.parse_args()
+    record = bench(args.budget_s)
+    if args.evidence is not None:
+        figures = gdn_evidence(record) | {"provenance": provenance()}
+        args.evidence.write_text(json.dumps(figures, indent=1) + "\n")
+    print_json(record)
