@@ -42,6 +42,8 @@ def main(arguments: list[str]) -> Path:
             "profile: these settings measure nothing; use method forespark with scheduler.policy "
             "joint, single_curve or adaptive_verification and without latency.artifact"
         )
+    if record["busy"] is not None:
+        raise ValueError(record["busy"])
     draft, verify = (
         LatencyTable(t["sizes"], t["ms"], t["captured_limit"])
         for t in (record["draft"], record["verify"])

@@ -80,6 +80,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.reads_lengths = device.type == "cpu"
         self._full_records = FullBlockRecords(steps)  # while nothing is planned
         self.profile_draft: int | None = None  # D of a timed dummy draft; see verifier.profile
+        self.profile_spreads: list[float] = []  # of its repeats, size by size
         self.mark: Callable[[str], object] = str  # told which stage begins; benchmarks.stages
 
     def load_draft_model(

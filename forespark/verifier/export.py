@@ -7,6 +7,7 @@ from typing import Any
 
 def export_prices(worker: Any) -> dict[str, Any] | None:
     """Runs in the worker: both latency tables and what they are valid for; None without prices."""
+    from forespark.verifier.profile import busy
     from forespark.verifier.setup import artifact_identity
 
     runner = worker.model_runner
@@ -21,4 +22,4 @@ def export_prices(worker: Any) -> dict[str, Any] | None:
         }
         for name, table in (("draft", draft), ("verify", verify))
     }
-    return {"identity": artifact_identity(runner), **tables}
+    return {"identity": artifact_identity(runner), "busy": busy(runner.speculator), **tables}

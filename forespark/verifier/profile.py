@@ -20,6 +20,7 @@ from forespark.drafter.speculator import ForeSparkSpeculator
 
 REPEATS = 5
 WARM_UPS = 2
+MOST_SPREAD = 0.25  # (slowest - fastest) / median of equal steps, median over all sizes
 CPU_CONTEXT = 128  # tokens of context a timed step attends to; GPUs take vLLM's own setting
 
 
@@ -28,6 +29,7 @@ def measure_tables(
 ) -> tuple[LatencyTable, LatencyTable]:
     """(T_draft, T_verify) of this worker, medians of `REPEATS` runs at every size."""
     width = speculator.num_query_per_req
+    speculator.profile_spreads.clear()
     most = min(runner.max_num_tokens, runner.max_num_reqs * width)
     sizes = sorted({*captured, *_powers_of_two(most)})
     context = _context_len(runner)
@@ -38,6 +40,23 @@ def measure_tables(
     return (
         _table(_with_buckets(draft, buckets), max(buckets, default=0)),
         _table(verify, max(captured, default=0)),
+    )
+
+
+def busy(speculator: ForeSparkSpeculator) -> str | None:
+    """One line when the last profile's repeats differed too much to be this server's alone.
+
+    Only on a GPU, where nothing but another process makes equal steps differ by that much.
+    """
+    spreads = speculator.profile_spreads
+    if speculator.device.type == "cpu" or not spreads:
+        return None
+    spread = statistics.median(spreads)
+    if spread <= MOST_SPREAD:
+        return None
+    return (
+        f"profile: equal steps took times {spread:.0%} apart (at most {MOST_SPREAD:.0%} on a free "
+        "GPU): something else is using it; stop that and measure again"
     )
 
 
@@ -66,9 +85,17 @@ def _context_len(runner: Any) -> int:
 
 
 def timed_steps(
-    runner: Any, speculator: ForeSparkSpeculator, num_tokens: int, context: int, drafted: int
+    runner: Any,
+    speculator: ForeSparkSpeculator,
+    num_tokens: int,
+    context: int,
+    drafted: int,
+    spreads: list[float] | None = None,
 ) -> tuple[float, float]:
-    """Median (target forward, drafter) milliseconds of a dummy step that drafts `drafted`."""
+    """Median (target forward, drafter) milliseconds of a dummy step that drafts `drafted`.
+
+    How far apart the repeats were, as a share of their median, is added to `spreads`.
+    """
     speculator.profile_draft = drafted
     try:
         for _ in range(WARM_UPS):
@@ -78,12 +105,16 @@ def timed_steps(
                 runner._dummy_run(num_tokens, context_len=context)
     finally:
         speculator.profile_draft = None
+    if spreads is not None:
+        totals = [sample.forward_ms + sample.drafter_ms for sample in samples]
+        spreads.append((max(totals) - min(totals)) / statistics.median(totals))
     forward = statistics.median(sample.forward_ms for sample in samples)
     return forward, statistics.median(sample.drafter_ms for sample in samples)
 
 
 def _verify_ms(runner: Any, speculator: ForeSparkSpeculator, size: int, context: int) -> float:
-    forward, upkeep = timed_steps(runner, speculator, size, context, drafted=0)
+    spreads = speculator.profile_spreads
+    forward, upkeep = timed_steps(runner, speculator, size, context, drafted=0, spreads=spreads)
     hidden = torch.zeros(
         size, runner.model_config.get_hidden_size(), dtype=runner.dtype, device=runner.device
     )

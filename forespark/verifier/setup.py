@@ -27,7 +27,7 @@ from forespark.verifier.agreement import check_agreement, parts_of
 from forespark.verifier.full_block import FullBlockSpeculator
 from forespark.verifier.manager import ForeSparkManager
 from forespark.verifier.observe import Observer
-from forespark.verifier.profile import measure_tables
+from forespark.verifier.profile import busy, measure_tables
 
 logger = logging.getLogger("vllm.forespark")
 
@@ -73,6 +73,8 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
             tables = measure_tables(runner, speculator, runner.adaptive_verification.captured_sizes)
             # One rank's clock decides for all: different prices would be different plans.
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
+            if (line := busy(speculator)) is not None:
+                logger.warning("ForeSpark %s", line)
         _say_prices(draft, verify)
     weights = {} if speculator.estimators is None else speculator.estimators.tensors()
     check_agreement(get_tp_group(), parts_of(config, draft, verify, weights))
