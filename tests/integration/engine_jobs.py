@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import hybrid_pair
 import rank_jobs
 import small_pair
 from draft_capture import DraftCapture
@@ -205,6 +206,7 @@ JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "churn": churn,
     "parity": parity,
     "ranks": rank_jobs.ranks,
+    "hybrid": hybrid_pair.greedy,
     "transitions": small_pair.transitions,
 }
 

@@ -41,7 +41,8 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
     if policy is None:
         return None
     if policy == "stock":
-        return {"method": "dflash", "draft_sample_method": "probabilistic", **base}
+        extra = task.get("speculative", {})
+        return {"method": "dflash", "draft_sample_method": "probabilistic", **base, **extra}
     config = {"method": "forespark", "scheduler": {"policy": policy, **task.get("scheduler", {})}}
     if policy in PRICE_POLICIES:
         prices = task.get("prices", PRICED)

@@ -41,7 +41,7 @@ SHAPE = {
 }
 
 
-def _tables() -> tuple[torch.Tensor, torch.Tensor]:
+def tables() -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [last token, next token] of the target and of the drafter's selector."""
     rng = torch.Generator().manual_seed(7)
     target = SHARP * torch.randn(VOCAB, VOCAB, generator=rng)
@@ -52,7 +52,7 @@ def _tables() -> tuple[torch.Tensor, torch.Tensor]:
 
 def chances() -> torch.Tensor:
     """f64 [last token, next token]: the target's distribution."""
-    return _tables()[0].double().softmax(-1)
+    return tables()[0].double().softmax(-1)
 
 
 def _layers(count: int, rng: torch.Generator, gain: float) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ def _save(folder: Path, source: Path, changes: dict[str, Any], weights: dict[str
 def build(root: Path) -> Path:
     """Write `root/target` and `root/drafter`; returns `root`."""
     rng = torch.Generator().manual_seed(11)
-    table, drafted = _tables()
+    table, drafted = tables()
     # Token x is the unit vector e_x; its norm's output is 8 e_x, which the head turns into row x.
     scale = HIDDEN**0.5
     embedding, head = torch.eye(VOCAB, HIDDEN), torch.zeros(VOCAB, HIDDEN)
