@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import PAIR, PRICED, K
+from made_up_prices import GRAPH_TOKENS, price_artifact
 
 PRICE_POLICIES = ("adaptive_verification", "single_curve", "joint")
 
@@ -20,6 +21,8 @@ def engine(task: dict[str, Any], pair: Path = PAIR, **options: Any) -> Any:
     defaults = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 192}
     defaults |= {"tensor_parallel_size": task.get("ranks", 1)}
     defaults |= {"enforce_eager": not task.get("graphs", False), "dtype": _dtype(task)}
+    if task.get("graphs", False):
+        defaults |= {"compilation_config": {"max_cudagraph_capture_size": GRAPH_TOKENS}}
     return LLM(
         str(pair / "target"),
         seed=0,
@@ -46,9 +49,18 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
     config = {"method": "forespark", "scheduler": {"policy": policy, **task.get("scheduler", {})}}
     if policy in PRICE_POLICIES:
         prices = task.get("prices", PRICED)
-        # Made-up prices: what this machine's steps take must not change the plans.
+        path = price_artifact(
+            Path(tempfile.mkdtemp()) / "latency.json",
+            prices,
+            pair,
+            pair / "drafter",
+            tokens,
+            _dtype(task),
+            task.get("ranks", 1),
+            task.get("graphs", False),
+        )
         config["latency"] = {
-            "artifact": _artifact(prices, tokens, pair, _dtype(task), task.get("ranks", 1)),
+            "artifact": str(path),
             "fixed_cost": task.get("fixed_cost", "none"),
         }
     return config | base
@@ -56,28 +68,3 @@ def _speculative(task: dict[str, Any], pair: Path) -> dict[str, Any] | None:
 
 def _dtype(task: dict[str, Any]) -> str:
     return "bfloat16" if "graphs" in task else "float32"
-
-
-def _artifact(prices: dict[str, Any], tokens: int, pair: Path, dtype: str, ranks: int) -> str:
-    """The path of a latency artifact that holds `prices` and is valid for this engine."""
-    import torch
-
-    from forespark.core import LatencyTable
-    from forespark.scheduler.latency import save_artifact
-
-    draft, verify = (
-        LatencyTable([s for s, _ in prices[stage]], [ms for _, ms in prices[stage]], 0, "made up")
-        for stage in ("draft", "verify")
-    )
-    path = Path(tempfile.mkdtemp()) / "latency.json"
-    identity = {
-        "model": str(pair / "target"),
-        "drafter": str(pair / "drafter"),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "dtype": dtype,
-        "tensor_parallel_size": ranks,
-        "num_speculative_tokens": tokens,
-        "vllm": "0.32.0",
-    }
-    save_artifact(path, draft, verify, identity)
-    return str(path)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_prices import price_artifact
 
 HERE = Path(__file__).resolve().parent
 PAIR = HERE.parent / "assets" / "tiny-pair"
@@ -84,29 +85,6 @@ def run_job(job: str, **task: Any) -> dict[str, Any]:
     return result
 
 
-def artifact(folder: Path, prices: dict[str, Any], tokens: int = K) -> Path:
-    """A latency artifact of made-up prices for the tiny pair."""
-    from forespark.core import LatencyTable
-    from forespark.plugin import SUPPORTED_VLLM
-    from forespark.scheduler.latency import save_artifact
-
-    draft, verify = (
-        LatencyTable([size for size, _ in points], [ms for _, ms in points], 0, "made up")
-        for points in (prices["draft"], prices["verify"])
-    )
-    identity = {
-        "model": str(PAIR / "target"),
-        "drafter": str(PAIR / "drafter"),
-        "device": "cpu",
-        "dtype": "float32",
-        "tensor_parallel_size": 1,
-        "num_speculative_tokens": tokens,
-        "vllm": SUPPORTED_VLLM,
-    }
-    save_artifact(folder / "latency.json", draft, verify, identity)
-    return folder / "latency.json"
-
-
 def settings(
     policy: str | None,
     folder: Path,
@@ -123,7 +101,8 @@ def settings(
         # Probabilistic is what ForeSpark asks of the stock speculator too.
         return {"method": "dflash", "draft_sample_method": "probabilistic", **base}
     if policy in ("adaptive_verification", "single_curve", "joint"):
-        base["latency"] = {"artifact": str(artifact(folder, prices)), "fixed_cost": "none"}
+        path = price_artifact(folder / "latency.json", prices, PAIR, drafter, tokens)
+        base["latency"] = {"artifact": str(path), "fixed_cost": "none"}
     return {"method": "forespark", "scheduler": {"policy": policy, **scheduler}, **base}
 
 
