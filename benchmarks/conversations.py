@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forespark.training.prompts import PromptSet, _array_records, _line_records, _read_text
+from forespark.training.prompts import PromptSet, read_records
 
 RING = 512
 MOST = 20_000
@@ -59,14 +59,9 @@ def messages_of(record: Any, min_turns: int) -> list[Message] | str:
 
 def read_conversations(file: Path, min_turns: int = 4, most: int = MOST) -> Conversations:
     """The first `most` usable conversations. ValueError for a file without two."""
-    try:
-        text, complete = _read_text(file)
-    except OSError as error:
-        raise ValueError(f"--prompts: {file} cannot be read ({error.strerror})") from None
     damage = PromptSet()
-    read = _array_records if text.lstrip()[:1] == "[" else _line_records
     result = Conversations()
-    for record in read(text, damage):
+    for record in read_records(file, damage):
         found = messages_of(record, min_turns)
         kept = len(result.measured) + len(result.held_out)
         if isinstance(found, str):
@@ -77,8 +72,6 @@ def read_conversations(file: Path, min_turns: int = 4, most: int = MOST) -> Conv
             part = result.held_out if kept % HELD_OUT == 0 else result.measured
             part.append(found)
     result.dropped += damage.dropped
-    if not complete:
-        result.dropped["compressed file ends early"] += 1
     if not result.measured:
         raise ValueError(
             f"--prompts: {file} has too few conversations with recorded answers "

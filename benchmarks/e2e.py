@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from forespark.benchmarks.closed_loop import (
-    COUNTERS,
-    add_engine_arguments,
-    speculative,
-    use_policy,
-)
 from forespark.benchmarks.conversations import Message, read_conversations, stream
+from forespark.benchmarks.engine import (
+    add_engine_arguments,
+    add_run_arguments,
+    between,
+    check,
+    counters,
+    start_engine,
+)
+from forespark.benchmarks.held import guarded, held_record, missing, planned, run_all, settings
 from forespark.benchmarks.provenance import provenance
-from forespark.training.saving import replacing
 
-SAME = ("workload", "method", "tokens", "temperature", "seconds", "requests", "prompts")
+SETTINGS = ("method", "tokens", "temperature", "seconds", "requests", "prompts")
 
 
 class Loop:
@@ -56,9 +55,9 @@ class Loop:
         self._keep(
             load, self._prompts(warm), lambda done: self._started() >= load or len(done) >= 8 * load
         )
-        before, old, begin = self._counters(), set(self._times), time.perf_counter()
+        before, old, begin = counters(self._llm), set(self._times), time.perf_counter()
         tokens, done = self._keep(load, self._prompts(measured), self._enough(begin, old))
-        duration, after = time.perf_counter() - begin, self._counters()
+        duration, after = time.perf_counter() - begin, counters(self._llm)
         unfinished = len(set(self._times) - old)
         self._engine.abort_request(list(self._times))
         while self._engine.has_unfinished_requests():
@@ -71,7 +70,7 @@ class Loop:
             "completed": len(mine), "unfinished": unfinished, "too_long": self.too_long,
             "median_ttft_ms": _median([1e3 * (t[1] - t[0]) for t in mine]),
             "median_tpot_ms": _median([1e3 * (t[2] - t[1]) / (t[3] - 1) for t in mine if t[3] > 1]),
-            "counters": {name: after[name] - before[name] for name in COUNTERS},
+            "counters": between(before, after),
         }  # fmt: skip
 
     def _keep(self, load: int, prompts: Iterator[list[int]], over: Any) -> tuple[int, Any]:
@@ -121,94 +120,43 @@ class Loop:
                     f"--prompts: no conversation fits into {most} tokens; raise --max-model-len"
                 )
 
-    def _counters(self) -> dict[str, float]:
-        seen = {m.name.removesuffix("_total"): m for m in self._llm.get_metrics()}
-        return {name: float(getattr(seen.get(name), "value", 0) or 0) for name in COUNTERS}
-
 
 def _median(values: list[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
-def held_record(args: argparse.Namespace) -> dict[str, Any]:
-    """The output file's record, or a new one. ValueError when it is of other settings."""
-    new = {
-        "workload": "sharegpt-e2e", "method": args.method, "tokens": args.tokens,
-        "temperature": args.temperature, "seconds": args.seconds, "requests": args.requests,
-        "prompts": args.prompts.name, "provenance": provenance(args), "runs": [],
+def new_record(args: argparse.Namespace) -> dict[str, Any]:
+    """A record without runs."""
+    return {
+        "workload": "sharegpt-e2e", **settings(args, *SETTINGS),
+        "provenance": provenance(args), "runs": [],
     }  # fmt: skip
-    if not args.out.exists():
-        return new
-    held: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8"))
-    other = [key for key in SAME if held.get(key) != new[key]]
-    other += [
-        key
-        for key in ("target", "drafter", "device", "commit")
-        if held.get("provenance", {}).get(key) != new["provenance"].get(key)
-    ]
-    if other:
-        raise ValueError(f"--out: {args.out} holds runs of another {', '.join(other)}; rename it")
-    return held
 
 
 def main() -> None:
     args = _arguments()
-    high = [load for load in args.loads if not 1 <= load <= args.max_num_seqs]
-    if high:
-        raise ValueError(f"--loads: {high} must be 1..{args.max_num_seqs} (--max-num-seqs)")
-    record = held_record(args)
-    policies = args.policies if args.method == "forespark" else [args.method]
-    plan = list(itertools.product(range(args.repeats), policies, args.loads))
-    held = {(run["repeat"], run["policy"], run["load"]) for run in record["runs"]}
-    todo = [key for key in plan if key not in held]
+    check(args)
+    record = held_record(args.out, new_record(args))
+    plan = planned(args)
+    todo = missing(record, plan)
     talks = read_conversations(args.prompts, args.min_turns)
     print(f"{talks.summary()}; {len(plan) - len(todo)} of {len(plan)} runs are done", flush=True)
     if not todo:
         return
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # to send functions to the worker
-    from vllm import LLM
-    from vllm.v1.engine.exceptions import EngineDeadError
-
-    llm = LLM(
-        str(args.target), dtype=args.dtype, max_model_len=args.max_model_len,
-        max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens,
-        enforce_eager=args.enforce_eager, enable_prefix_caching=True,
-        speculative_config=speculative(args), disable_log_stats=False,
-    )  # fmt: skip
+    llm = start_engine(args, prefix_caching=True)
     loop = Loop(llm, args)
-    for number, (repeat, policy, load) in enumerate(todo, start=1):
-        if args.method == "forespark":
-            llm.collective_rpc(use_policy, args=(policy,))
-        try:
-            run = loop.run(load, talks.held_out, talks.measured)
-        except EngineDeadError as error:
-            raise RuntimeError(
-                f"the engine died at {policy}, load {load}; {args.out} keeps "
-                f"{len(record['runs'])} finished runs, and the same command goes on from there"
-            ) from error
-        record["runs"].append({"policy": policy, "repeat": repeat, **run})
-        with replacing(args.out) as temporary:
-            temporary.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
-        print(
-            f"[{number}/{len(todo)}] {policy} load {load} repeat {repeat + 1}: "
-            f"{run['output_throughput']:.1f} tokens/s, {run['completed']} requests",
-            flush=True,
-        )
+    run_all(args, record, todo, llm, lambda load: loop.run(load, talks.held_out, talks.measured))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     add_engine_arguments(parser)
+    add_run_arguments(parser, repeats=3)
     parser.add_argument("--requests", type=int, default=128, help="measured at least")
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--min-turns", type=int, default=4, help="messages of a conversation")
-    parser.add_argument("--temperature", type=float, default=0.0)
     parser.set_defaults(seconds=120.0)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, RuntimeError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    guarded(main)

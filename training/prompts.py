@@ -103,8 +103,17 @@ def user_turns(record: Any) -> list[str] | str:
 
 def read_prompts(path: str | Path) -> PromptSet:
     """Prompts of a `.json`, `.jsonl` or `.gz` file, or of the ShareGPT file inside a wheel."""
-    path = Path(path)
     result = PromptSet()
+    for record in read_records(path, result):
+        result.add(record)
+    if not result.conversations:
+        raise ValueError(f"prompts: {path} holds no usable conversation ({result.summary()})")
+    return result
+
+
+def read_records(path: str | Path, damage: PromptSet) -> Iterator[Any]:
+    """Records of such a file as they are; what cannot be read is dropped into `damage`."""
+    path = Path(path)
     try:
         text, complete = _read_text(path)
     except OSError as error:
@@ -112,15 +121,9 @@ def read_prompts(path: str | Path) -> PromptSet:
             f"prompts: {path} cannot be read ({error.strerror}); give a ShareGPT JSON, JSONL, .gz "
             "or .whl file"
         ) from None
-    start = text.lstrip()[:1]
-    records = _array_records(text, result) if start == "[" else _line_records(text, result)
-    for record in records:
-        result.add(record)
+    yield from (_array_records if text.lstrip()[:1] == "[" else _line_records)(text, damage)
     if not complete:
-        result.drop("compressed file ends early")
-    if not result.conversations:
-        raise ValueError(f"prompts: {path} holds no usable conversation ({result.summary()})")
-    return result
+        damage.drop("compressed file ends early")
 
 
 def _read_text(path: Path) -> tuple[str, bool]:

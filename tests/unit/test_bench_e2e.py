@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from forespark.benchmarks.e2e import _arguments, held_record, main
+from forespark.benchmarks.e2e import _arguments, main, new_record
+from forespark.benchmarks.held import held_record
 
 
 def asked(out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> None:
-    base = ["e2e", "--target", "t", "--prompts", "p.jsonl", "--out", str(out)]
+    base = ["e2e", "--target", "t", "--drafter", "d", "--prompts", "p.jsonl", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", [*base, *more])
 
 
@@ -21,13 +22,13 @@ def test_a_file_of_other_settings_is_never_continued(
     """Catches sampled runs appended to greedy ones, and finished runs overwritten."""
     out = tmp_path / "run.json"
     asked(out, monkeypatch)
-    record = held_record(_arguments())
+    record = held_record(out, new_record(_arguments()))
     record["runs"].append({"policy": "joint"})
     out.write_text(json.dumps(record))
-    assert held_record(_arguments())["runs"] == [{"policy": "joint"}]
+    assert held_record(out, new_record(_arguments()))["runs"] == [{"policy": "joint"}]
     asked(out, monkeypatch, "--temperature", "1", "--tokens", "7")
     with pytest.raises(ValueError, match="runs of another tokens, temperature; rename it"):
-        held_record(_arguments())
+        held_record(out, new_record(_arguments()))
 
 
 def test_loads_beyond_the_engine_are_refused(
