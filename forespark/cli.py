@@ -161,12 +161,19 @@ def report(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ALL, add_help_option=False)
 def profile(context: typer.Context) -> None:
-    """Measure this machine's step latencies and write them as an artifact; `step`: by stage."""
+    """Measure this machine's step latencies and write them as an artifact.
+
+    `step`: device time by stage. `check`: what steps were predicted to take against what they took.
+    """
     try:
         if context.args[:1] == ["step"]:
             from forespark.benchmarks import step_profile
 
             step_profile.main(context.args[1:])
+        elif context.args[:1] == ["check"]:
+            from forespark.benchmarks import profile_check
+
+            profile_check.main(context.args[1:])
         else:
             from forespark.profile import main
 

@@ -49,8 +49,8 @@ _COUNTERS = {
     "emitted_tokens": "Accepted tokens plus one bonus or corrected token per request and step.",
     "predicted_tokens": "Emitted tokens that the plans expected.",
     "emitted_tokens_with_prediction": "Emitted tokens of the steps that had a prediction.",
-    "predicted_ms": "Milliseconds the plans expected, over steps with both times.",
-    "measured_ms": "Milliseconds the steps took, over steps with both times.",
+    "predicted_ms": "Milliseconds the plans expected of decode-only steps behind another.",
+    "measured_ms": "Milliseconds those decode-only steps took.",
 }
 _POSITION_COUNTERS = {
     "verified_tokens_by_position": ("verified_by_pos", "Tokens the target judged, by position."),

@@ -35,6 +35,8 @@ class DraftRecord:
     verify: Decision | None = None  # how its verification was re-planned
     exact_lens: dict[str, int] | None = None  # d_i, where the host has them anyway
     since_ms: float = 0.0  # from the draft before to this one, by this rank's clock
+    follows: bool = False  # its verification only decoded requests of this draft: nothing waited
+    steady: bool = False  # `since_ms` is one step's time: that step and the one before only decoded
     priced: tuple[int, float] | None = None  # (requests, ms) of that step, if it teaches its cost
 
 
@@ -151,14 +153,14 @@ class StepPlanner:
     def _learn(self, before: DraftRecord | None, now: DraftRecord) -> None:
         """The step from one draft to the next, if it only decoded, against what it was priced."""
         decoded, self._decoded = self._decoded, False
-        if before is not None:
-            now.since_ms = (now.launched_at - before.launched_at) * 1e3
-        if self.fixed_cost is None or before is None or before.verify is None:
+        if before is None:
             return
-        verify = before.verify
-        self._decoded = verify.num_reqs == verify.num_non_draft_tokens
+        now.since_ms = (now.launched_at - before.launched_at) * 1e3
+        self._decoded = before.follows
         # A host that runs ahead waits for the step before: its prefill would be counted here.
-        if decoded and self._decoded:
+        now.steady = decoded and self._decoded
+        if now.steady and self.fixed_cost is not None and before.verify is not None:
+            verify = before.verify
             now.priced = (verify.num_reqs, verify.chosen.predicted_ms - before.fixed_ms)
             if not self.clock_of_rank_0:
                 self.learn_cost(now, now.since_ms)
@@ -214,4 +216,8 @@ class StepPlanner:
         )
         if record is not None:
             record.verify = decision
+            # A prompt of one token looks like a decode, and the engine may have idled before it.
+            record.follows = len(req_ids) == num_non_draft_tokens and (
+                list(req_ids) == record.req_ids or set(req_ids) <= set(record.req_ids)
+            )
         return decision

@@ -56,6 +56,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.planner: StepPlanner | None = None  # set once the step costs are known
         # T_draft and T_verify, where the plan needs them
         self.prices: tuple[Any, Any] = (None, None)
+        self.pricing_s: float | None = None  # seconds that measuring or loading them took
         self.estimators: DeviceEstimators | None = None
         reqs, steps = self.max_num_reqs, self.num_speculative_steps
         self.draft_lens = torch.zeros(reqs, dtype=torch.int32, device=device)  # by batch index

@@ -55,6 +55,8 @@ class Observer:
             chosen = None if decision is None else decision.chosen
             # Policies without prices predict nothing: their plan counts guaranteed tokens only.
             priced = chosen is not None and math.isfinite(chosen.predicted_ms)
+            # Times are compared where both are of the same work: a prefill's or a pause's is not.
+            timed = priced and record.steady
             self._metrics.observe(
                 StepStats(
                     num_reqs=int(emits.sum()),
@@ -65,8 +67,8 @@ class Observer:
                     draft_budget=record.drafted,
                     verify_budget=int(verified.sum()),
                     predicted_tokens=chosen.predicted_tokens if priced else math.nan,
-                    predicted_ms=chosen.predicted_ms if priced else math.nan,
-                    actual_ms=step_ms,
+                    predicted_ms=chosen.predicted_ms if timed else math.nan,
+                    actual_ms=step_ms if timed else math.nan,
                     guard=record.decision.guard,
                     draft_len_counts=np.bincount(lengths[eligible], minlength=self._steps + 1),
                     verified_by_pos=_at_least(verified, self._steps),

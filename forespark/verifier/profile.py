@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,7 @@ def timed_steps(
     """Median (target forward, drafter) milliseconds of a dummy step that drafts `drafted`.
 
     How far apart the repeats were, as a share of their median, is added to `spreads`.
+    Raises ValueError when the engine ran another step than the one asked for.
     """
     speculator.profile_draft = drafted
     try:
@@ -105,11 +106,40 @@ def timed_steps(
                 runner._dummy_run(num_tokens, context_len=context)
     finally:
         speculator.profile_draft = None
+    check_executed(samples, num_tokens, drafted, speculator.num_speculative_steps)
     if spreads is not None:
         totals = [sample.forward_ms + sample.drafter_ms for sample in samples]
         spreads.append((max(totals) - min(totals)) / statistics.median(totals))
     forward = statistics.median(sample.forward_ms for sample in samples)
     return forward, statistics.median(sample.drafter_ms for sample in samples)
+
+
+def check_executed(
+    samples: Sequence[Any], num_tokens: int, drafted: int, num_speculative_tokens: int
+) -> None:
+    """ValueError unless every timed step ran what its price will stand for.
+
+    `samples` are vLLM's StepTimingSample, one a repeat; vLLM shortens dummy steps that do not fit.
+    """
+    if len(samples) != REPEATS:
+        raise ValueError(
+            f"latency.profile: {len(samples)} of {REPEATS} steps of {num_tokens} tokens were "
+            "timed; use a latency.artifact measured elsewhere"
+        )
+    for sample in samples:
+        if sample.num_target_tokens != num_tokens:
+            raise ValueError(
+                f"latency.profile: a step of {num_tokens} tokens ran {sample.num_target_tokens}, "
+                "so its time is another size's; raise max_num_batched_tokens, or use a "
+                "latency.artifact"
+            )
+        room = sample.num_reqs * num_speculative_tokens
+        if drafted > room:
+            raise ValueError(
+                f"latency.profile: a draft of {drafted} tokens ran {room} ({sample.num_reqs} "
+                f"requests, K = {num_speculative_tokens}); lower max_num_seqs, or use a "
+                "latency.artifact"
+            )
 
 
 def _verify_ms(runner: Any, speculator: ForeSparkSpeculator, size: int, context: int) -> float:

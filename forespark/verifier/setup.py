@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
         return
     draft = verify = None
     if config.needs_prices:
+        started = time.perf_counter()
         if config.latency.artifact is not None:
             draft, verify = load_artifact(config.latency.artifact, artifact_identity(runner))
         else:
@@ -75,6 +77,7 @@ def finish_start(runner: Any, config: ForeSparkConfig) -> None:
             draft, verify = get_tp_group().broadcast_object(tables, src=0)
             if (line := busy(speculator)) is not None:
                 logger.warning("ForeSpark %s", line)
+        speculator.pricing_s = time.perf_counter() - started
         _say_prices(draft, verify)
     weights = {} if speculator.estimators is None else speculator.estimators.tensors()
     check_agreement(get_tp_group(), parts_of(config, draft, verify, weights))
