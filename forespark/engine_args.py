@@ -25,6 +25,7 @@ from forespark.drafter_config import (
 )
 from forespark.metrics import STATS_KEY
 from forespark.patching import Patch
+from forespark.scheduler.buckets import uncovered
 from forespark.supported import check_combination, fit_batch
 
 logger = logging.getLogger("vllm.forespark")
@@ -144,6 +145,7 @@ def _split_settings(original: Callable[..., Any]) -> Callable[..., Any]:
         vllm_config = original(self, *args, **kwargs)
         if self.speculative_config is not None:
             _check_built(vllm_config, config)
+            check_graphs(vllm_config, given_graph_sizes(self))
         return vllm_config
 
     return create_engine_config
@@ -158,6 +160,36 @@ def _check_built(vllm_config: Any, config: ForeSparkConfig) -> None:
     if config.drafter.kv_cache_dtype == "auto" and vllm_config.cache_config.cache_dtype != "auto":
         # Left unset, the drafter would inherit the target's quantised cache.
         vllm_config.speculative_config.kv_cache_dtype = "auto"
+
+
+def given_graph_sizes(args: Any) -> str | None:
+    """The key by which these engine arguments choose captured sizes; None if vLLM chooses."""
+    for key in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+        if getattr(args, key, None) is not None:
+            return key
+        if getattr(args.compilation_config, key, None) is not None:
+            return f"compilation_config.{key}"
+    return None
+
+
+def check_graphs(vllm_config: Any, key: str | None) -> None:
+    """Raise ValueError when captured sizes given by `key` do not hold a full batch of drafts.
+
+    vLLM's own choice stays, with a warning. Nothing is checked where no graphs are captured.
+    """
+    largest = vllm_config.compilation_config.max_cudagraph_capture_size
+    if not largest or not vllm_config.compilation_config.cudagraph_capture_sizes:
+        return
+    line = uncovered(
+        largest,
+        vllm_config.scheduler_config.max_num_seqs,
+        vllm_config.speculative_config.num_speculative_tokens,
+    )
+    if line is None:
+        return
+    if key is not None:
+        raise ValueError(f"{key}: {line}, or leave it out")
+    logger.warning("compilation_config.max_cudagraph_capture_size: %s", line)
 
 
 def _check_target(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,11 @@ from vllm.v1.attention.backends.utils import PAD_SLOT_ID
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 
 from forespark.drafter.batch import capture_attention, packed_attention
-from forespark.scheduler.buckets import bucket_sizes
+from forespark.drafter.graph_memory import free_bytes, on_every_rank, say_fewer
+from forespark.scheduler.buckets import bucket_sizes, thinned
 
 logger = logging.getLogger("vllm.forespark")
+SMALLEST_GRAPH = 1 << 20  # bytes one more graph takes at least, whatever was measured
 
 
 class BucketGraphs(CudaGraphManager):
@@ -40,7 +42,12 @@ class BucketGraphs(CudaGraphManager):
             )
             for size in self.sizes
         }
-        self._capture_descs = {CUDAGraphMode.FULL: list(self._by_size.values())[::-1]}
+        self._capture_only(self.sizes)
+
+    def _capture_only(self, sizes: Iterable[int]) -> None:
+        """The next capture is of these sizes, largest first: the others fit into its memory."""
+        descs = [self._by_size[size] for size in sorted(sizes, reverse=True)]
+        self._capture_descs = {CUDAGraphMode.FULL: descs}
 
     def bucket(self, size: int) -> int | None:
         """The smallest captured size >= `size`; None where nothing is captured."""
@@ -51,15 +58,42 @@ class BucketGraphs(CudaGraphManager):
         """Run the graph of a size that `bucket` returned."""
         self.run_fullgraph(self._by_size[bucket])
 
-    def capture_each(self, prepare: Callable[[int, int], Callable[[], None]], name: str) -> None:
-        """Capture what `prepare(size, num_reqs)` returns; `prepare` itself stays outside."""
+    def capture_each(
+        self, prepare: Callable[[int, int], Callable[[], None]], name: str, share: float = 1.0
+    ) -> None:
+        """Capture what `prepare(size, num_reqs)` returns; `prepare` itself stays outside.
+
+        `share` of the free memory may be used. The largest and the smallest size come first: they
+        tell what one more graph takes. Where that is too much for all sizes, a selection is
+        captured and a warning says what it costs.
+        """
 
         def create(desc: BatchExecutionDescriptor, warmup: bool) -> Callable[[CUDAGraphMode], None]:
             assert desc.num_reqs is not None
             run = prepare(desc.num_tokens, desc.num_reqs)
             return lambda _mode: run()
 
-        super().capture(create, f"Capturing ForeSpark {name} CUDA graphs")
+        def capture(sizes: Iterable[int]) -> None:
+            self._capture_only(sizes)
+            super(BucketGraphs, self).capture(create, f"Capturing ForeSpark {name} CUDA graphs")
+
+        every, free = self.sizes, share * free_bytes(self.device)
+        if on_every_rank(free) <= 0:
+            self.sizes = []
+            say_fewer(name, every, [], 0, 0)
+            return
+        ends = sorted({every[0], every[-1]})
+        self._capture_mem_samples = samples = []
+        capture(ends)
+        self._capture_mem_samples = None
+        each = max(samples[-1], SMALLEST_GRAPH)
+        free = max(0.0, share * free_bytes(self.device))
+        self.sizes = thinned(every, len(ends) + on_every_rank(free / each))
+        if len(self.sizes) < len(every):
+            say_fewer(name, every, self.sizes, each, free)
+        rest = sorted(set(self.sizes) - set(ends))
+        if rest:
+            capture(rest)
 
 
 def capturable_rows(speculator: Any, cudagraph_mode: CUDAGraphMode) -> int:
@@ -113,9 +147,13 @@ class DrafterGraphs:
         spec.packed.sample_slot.fill_(-1)
         spec.packed.sample_start.zero_()
         spec._context_slot_mappings.fill_(PAD_SLOT_ID)
-        spec.context_graphs.capture_each(self._context, "context")
-        spec.backbone_graphs.capture_each(self._backbone, "backbone")
-        spec.head_graphs.capture_each(self._heads, "head")
+        # Each set may take an equal part of the memory, and what the ones before left of theirs.
+        spec.context_graphs.capture_each(self._context, "context", share=1 / 3)
+        spec.backbone_graphs.capture_each(self._backbone, "backbone", share=1 / 2)
+        if spec.backbone_graphs.sizes:
+            spec.head_graphs.capture_each(self._heads, "head")
+        else:  # they read what a captured backbone leaves behind
+            spec.head_graphs.sizes = []
 
     def context(self, num_tokens: int) -> None:
         """Keys and values of every accepted row, drafted from or not."""

@@ -6,7 +6,7 @@ import bisect
 
 import pytest
 
-from forespark.scheduler.buckets import bucket_sizes
+from forespark.scheduler.buckets import bucket_sizes, mean_padding, thinned, uncovered
 
 K = 15
 
@@ -34,3 +34,34 @@ def test_nothing_to_capture_is_refused() -> None:
     """Catches an empty bucket list that fails only when the first draft is replayed."""
     with pytest.raises(ValueError, match="largest bucket must be >= 1, got 0"):
         bucket_sizes(0)
+
+
+def test_a_full_batch_must_be_covered() -> None:
+    """Catches a list that ends below max_num_seqs * (K + 1), and advice that does not work."""
+    assert uncovered(4096, 256, K) is None
+    line = uncovered(4095, 256, K)
+    assert line is not None and "256 x (num_speculative_tokens 15 + 1) = 4096" in line
+    assert "use a largest size >= 4096, or max_num_seqs <= 255" in line
+    assert uncovered(4095, 255, K) is None
+    assert "max_num_seqs <=" not in (uncovered(8, 1, K) or "")  # not even one request fits
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9, 39, 40, 99])
+def test_thinned_lists_keep_the_largest_and_their_order(most: int) -> None:
+    """Catches a thinner list that no longer holds a full batch, or holds a size twice."""
+    sizes = bucket_sizes(1024)
+    kept = thinned(sizes, most)
+    assert len(kept) == min(most, len(sizes)) == len(set(kept))
+    assert kept == sorted(kept) and kept[-1] == 1024 and set(kept) <= set(sizes)
+    if most > 1:
+        assert kept[0] == 1
+
+
+def test_the_cost_of_fewer_buckets() -> None:
+    """Catches a cost that is no padding: by hand on four sizes, and growing as buckets go."""
+    assert mean_padding([1, 2, 4]) == pytest.approx((0 + 0 + 1 / 3 + 0) / 4)
+    assert mean_padding([4], smallest=2) == pytest.approx((1 + 1 / 3 + 0) / 3)
+    sizes = bucket_sizes(4096)
+    costs = [mean_padding(thinned(sizes, most)) for most in (len(sizes), 30, 10, 3)]
+    assert costs == sorted(costs) and costs[0] < 0.07 and costs[-1] > 0.5
+    assert thinned(sizes, 0) == []

@@ -224,3 +224,41 @@ def test_without_the_plugin_vllm_refuses(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="method"):
         SpeculativeConfig(method="forespark", model=str(DRAFTER), num_speculative_tokens=7)
+
+
+def graph_config(largest: int, seqs: int = 4) -> Any:
+    """The parts of vLLM's configuration that are read, with K = 7."""
+    return SimpleNamespace(
+        compilation_config=SimpleNamespace(
+            max_cudagraph_capture_size=largest, cudagraph_capture_sizes=[largest] * bool(largest)
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs),
+        speculative_config=SimpleNamespace(num_speculative_tokens=7),
+    )
+
+
+def test_captured_sizes_that_miss_a_full_batch_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Catches a bucket list that silently runs large steps without graphs: one line, at start."""
+    pytest.importorskip("vllm")
+    from vllm.config import CompilationConfig
+
+    from forespark.engine_args import check_graphs, given_graph_sizes
+
+    def given(**keys: Any) -> Any:
+        return SimpleNamespace(compilation_config=CompilationConfig(), **keys)
+
+    assert given_graph_sizes(given()) is None
+    assert given_graph_sizes(given(cudagraph_capture_sizes=[1])) == "cudagraph_capture_sizes"
+    nested = SimpleNamespace(compilation_config=CompilationConfig(max_cudagraph_capture_size=24))
+    key = given_graph_sizes(nested)
+    assert key == "compilation_config.max_cudagraph_capture_size"
+    with pytest.raises(ValueError) as caught:
+        check_graphs(graph_config(24), key)
+    message = str(caught.value)
+    assert message.startswith(f"{key}: 24 is the largest captured step, but max_num_seqs 4 x ")
+    assert ">= 32, or max_num_seqs <= 3, or leave it out" in message and "\n" not in message
+    check_graphs(graph_config(32), key)
+    check_graphs(graph_config(0), key)  # nothing is captured at all
+    check_graphs(graph_config(24), None)  # vLLM's own choice is only warned about
