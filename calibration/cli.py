@@ -145,3 +145,18 @@ def fit_command(
     )
     if variant is Variant.SINGLE_CURVE:
         typer.echo(f"rows 1..{most - 1} are uncalibrated now: serve it with the single curve only")
+
+
+@calibrate_app.command(
+    "batchwise",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)
+def batchwise_command(context: typer.Context) -> None:
+    """Run every draft length at every load and write the fastest as a schedule (--help: how)."""
+    from forespark.benchmarks.batchwise import main
+
+    try:
+        main(context.args)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _fail(error) from None
