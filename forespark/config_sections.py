@@ -52,6 +52,12 @@ class SchedulerSettings(Section):
         "best drafted tokens; how much that is worth is learned while serving. none: the paper's "
         "rule, which expects of every token what was estimated before drafting.",
     )
+    split: Literal["auto", "device", "host"] = Field(
+        default="auto",
+        description="Who turns a step's budgets into a length for every request. device: the GPU, "
+        "by this step's estimates. host: the CPU, by the previous step's, for attention backends "
+        "that plan a step from lengths on the host. auto: host if an attention backend needs it.",
+    )
     prior_acceptance: float = Field(
         default=0.6,
         gt=0.0,

@@ -43,10 +43,11 @@ def _initialize_kv_cache(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def initialize_kv_cache(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if _config_of(self.vllm_config) is not None:
+        config = _config_of(self.vllm_config)
+        if config is not None:
             from forespark.verifier.setup import attach_manager
 
-            attach_manager(self)
+            attach_manager(self, config)
         return result
 
     return initialize_kv_cache
@@ -61,11 +62,20 @@ def _uniform_fallback(original: Callable[..., Any]) -> Callable[..., Any]:
             config = _config_of(kwargs["vllm_config"])
             if config is None:
                 raise
-            logger.warning(
-                "scheduler.policy: %s needs attention that takes unequal lengths; every request "
-                "now drafts and verifies K tokens, as with scheduler.policy: full (%s)",
-                config.scheduler.policy, error,
-            )  # fmt: skip
+            from forespark.verifier.lengths import Split, split_for
+
+            if split_for(config.scheduler.split, kwargs["attn_groups"]) is Split.HOST:
+                logger.info(
+                    "scheduler.split: the host decides lengths, and trimmed steps run without full "
+                    "CUDA graphs (%s)",
+                    error,
+                )
+            else:
+                logger.warning(
+                    "scheduler.policy: %s needs attention that takes unequal lengths; every "
+                    "request now drafts and verifies K tokens, as with scheduler.policy: full (%s)",
+                    config.scheduler.policy, error,
+                )  # fmt: skip
             return None
 
     return create_manager
@@ -83,11 +93,18 @@ def _name_the_key(original: Callable[..., Any]) -> Callable[..., Any]:
             reasons = " ".join(str(error).split("Reason", 1)[-1].split())
             raise ValueError(
                 f"scheduler.policy: {config.scheduler.policy} verifies drafts of unequal lengths, "
-                "which the attention backend of this target does not take; use scheduler.policy "
-                f"full, or another attention_backend (vLLM's reasons: {reasons})"
+                "which the attention backend of this target does not take from the device; use "
+                "scheduler.split auto or host, scheduler.policy full, or another "
+                f"attention_backend (vLLM's reasons: {reasons})"
             ) from None
 
     return load_model
+
+
+def _either_split(original: Callable[..., Any]) -> Callable[..., Any]:
+    from forespark.verifier.lengths import select_either
+
+    return select_either(original)
 
 
 def _add_requests(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,9 +217,15 @@ def worker_patches() -> list[Patch]:
             wrap=_name_the_key,
         ),
         Patch(
+            "vllm.v1.attention.selector",
+            "_cached_get_attn_backend",
+            "trimming excludes backends that plan on the host; the host split gives them lengths",
+            wrap=_either_split,
+        ),
+        Patch(
             _RUNNER,
             "maybe_create_adaptive_verification_manager",
-            "a backend that needs equal lengths stops the server; serve equal lengths and say so",
+            "a backend that needs host lengths or equal ones stops the server; serve what it takes",
             wrap=_uniform_fallback,
         ),
         Patch(

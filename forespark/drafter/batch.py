@@ -70,12 +70,19 @@ def pack_batch(
 def packed_attention(speculator: Any, input_batch: InputBatch, rows_total: int) -> dict[str, Any]:
     """Attention metadata by layer: each request is one sequence over its own blocks.
 
-    The host knows only the total, so its lengths are an even split and K + 1 their bound.
+    With the host split the host's lengths are the device's. Otherwise it knows only the total: its
+    lengths are an even split and K + 1 their bound.
     """
     num_reqs = input_batch.num_reqs
     buffers, tables = speculator.input_buffers, speculator.block_tables
+    lengths, longest = speculator.packed_lens, speculator.num_query_per_req
+    if lengths is None:
+        rows = even_split(rows_total, num_reqs)
+    else:
+        rows = lengths + 1
+        longest = int(rows.max())
     start_loc = np.zeros(num_reqs + 1, dtype=np.int32)
-    np.cumsum(even_split(rows_total, num_reqs), out=start_loc[1:])
+    np.cumsum(rows, out=start_loc[1:])
     upper = input_batch.seq_lens_cpu_upper_bound[:num_reqs] + speculator.num_query_per_req
     return build_attn_metadata(
         attn_groups=speculator.attn_groups,
@@ -83,7 +90,7 @@ def packed_attention(speculator: Any, input_batch: InputBatch, rows_total: int) 
         num_tokens=rows_total,
         query_start_loc_gpu=buffers.query_start_loc[: num_reqs + 1],
         query_start_loc_cpu=torch.from_numpy(start_loc),
-        max_query_len=speculator.num_query_per_req,
+        max_query_len=longest,
         seq_lens=buffers.seq_lens[:num_reqs],
         max_seq_len=speculator.draft_max_seq_len,
         block_tables=[table[:num_reqs] for table in tables.input_block_tables],

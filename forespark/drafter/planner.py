@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from forespark.core import Decision, FloatArray, IntArray, StepInputs, VerifyInputs
+from forespark.drafter.host_split import HostSplit
 from forespark.drafter.requests import RequestLimits
 from forespark.estimators.stale import CopyTicket, StaleScores
 from forespark.scheduler.fixed_cost import FixedCost
@@ -33,6 +34,7 @@ class DraftRecord:
     launched_at: float = field(default_factory=time.perf_counter)
     fixed_ms: float = 0.0  # cost beyond the tables that its prices include
     verify: Decision | None = None  # how its verification was re-planned
+    lens: IntArray | None = None  # [n] d_i where the host decides them; None: the device does
     exact_lens: dict[str, int] | None = None  # d_i, where the host has them anyway
     since_ms: float = 0.0  # from the draft before to this one, by this rank's clock
     follows: bool = False  # its verification only decoded requests of this draft: nothing waited
@@ -53,6 +55,7 @@ class StepPlanner:
         min_draft_len: int,
         fixed_cost: FixedCost | None = None,
         clock_of_rank_0: bool = False,
+        host_split: bool = False,
     ) -> None:
         self.policy = policy
         self.fixed_cost = fixed_cost
@@ -60,9 +63,13 @@ class StepPlanner:
         self.clock_of_rank_0 = clock_of_rank_0
         self.limits = limits
         self.min_draft_len = min_draft_len
+        # The host split ranks by last step's g and S~, whatever the policy's budgets come from.
+        self.host_split = HostSplit(max_num_reqs, min_draft_len) if host_split else None
+        self._split_by = _split_sources(policy)
+        sources = {policy.plan_scores, policy.replan_scores}
         self.stale = {
             source: StaleScores(max_num_reqs, num_speculative_tokens, prior_acceptance)
-            for source in {policy.plan_scores, policy.replan_scores} - {ScoreSource.NONE}
+            for source in sources.union(self._split_by if host_split else ()) - {ScoreSource.NONE}
         }
         self._shape = (max_num_reqs, num_speculative_tokens)
         self.last: DraftRecord | None = None
@@ -75,6 +82,8 @@ class StepPlanner:
         self.limits.add(slot, max_seq_len, enabled)
         for scores in self.stale.values():
             scores.mark_new(slot)
+        if self.host_split is not None:
+            self.host_split.forget(slot)
 
     def _scores(self, source: ScoreSource, slots: IntArray) -> FloatArray:
         if source is ScoreSource.NONE:
@@ -115,6 +124,8 @@ class StepPlanner:
     ) -> DraftRecord:
         """Choose this step's D (and a first B) for the requests of the batch just verified."""
         limits = self.limits.update(slots, num_computed, num_scheduled, num_drafts, sampling)
+        # A request that could not draft (an unfinished prompt) has no estimates to remember.
+        estimated = np.asarray(slots)[limits > 0]
         num_emit = int(sampling.sum())
         unfinished_prefill = int(num_scheduled[~sampling].sum())
         inputs = StepInputs(
@@ -129,9 +140,9 @@ class StepPlanner:
         if decision.max_draft_len is not None:
             limits = np.minimum(limits, decision.max_draft_len).astype(np.int32)
         drafted = min(decision.plan.draft_budget, int(limits.sum()))
-        ticket = next(iter(self.stale.values())).ticket(slots) if self.stale else None
+        ticket = next(iter(self.stale.values())).ticket(estimated) if self.stale else None
         if ticket is None:
-            ticket = CopyTicket(np.asarray(slots), np.zeros(len(slots), dtype=np.int64))
+            ticket = CopyTicket(estimated, np.zeros(len(estimated), dtype=np.int64))
         self._drafts += 1
         record = DraftRecord(
             list(req_ids),
@@ -143,6 +154,10 @@ class StepPlanner:
             self._drafts,
             fixed_ms=inputs.fixed_ms,
         )
+        if self.host_split is not None:
+            scores = self._scores(self._split_by[0], slots)
+            record.lens = self.host_split.draft(slots, scores, limits, drafted)
+            record.exact_lens = dict(zip(record.req_ids, record.lens.tolist(), strict=True))
         self._learn(self.last, record)
         self.last = record
         return record
@@ -200,7 +215,11 @@ class StepPlanner:
         record = self.last
         scheduled = dict(zip(req_ids, (int(s) for s in scheduled_drafts), strict=True))
         cap = min(self.present(scheduled), int(sum(scheduled.values())), max_budget)
-        held = np.minimum(scheduled_drafts, self.limits.last(slots))
+        if self.host_split is None:
+            held = np.minimum(scheduled_drafts, self.limits.last(slots))
+        else:
+            held = self.host_split.held(slots, scheduled_drafts)
+            cap = min(cap, int(held.sum()))
         decision = self.policy.replan(
             VerifyInputs(
                 scores=self._scores(self.policy.replan_scores, slots),
@@ -221,3 +240,19 @@ class StepPlanner:
                 list(req_ids) == record.req_ids or set(req_ids) <= set(record.req_ids)
             )
         return decision
+
+    def verify_lens(self, slots: IntArray, scheduled_drafts: IntArray, budget: int) -> IntArray:
+        """b int32 [n] of the requests in `slots`, decided on the host; they sum to `budget`."""
+        assert self.host_split is not None
+        scores, survival = (self._scores(source, slots) for source in self._split_by)
+        return self.host_split.verify(slots, survival, scores, scheduled_drafts, budget)
+
+
+def _split_sources(policy: Policy) -> tuple[ScoreSource, ScoreSource]:
+    """What ranks drafts and what ranks verification; nothing where the policy has no estimates."""
+    if policy.plan_scores is ScoreSource.NONE:
+        return ScoreSource.NONE, ScoreSource.NONE
+    before = policy.plan_scores
+    if before is ScoreSource.POST_DRAFT:
+        before = ScoreSource.PRE_DRAFT
+    return before, ScoreSource.POST_DRAFT

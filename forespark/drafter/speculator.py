@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.dflash2.speculator import DFlash2Speculator
 
 from forespark.config import ForeSparkConfig
+from forespark.core import IntArray
 from forespark.drafter.batch import pack_batch
 from forespark.drafter.checkpoint import device_estimators
 from forespark.drafter.estimate import DeviceEstimators
@@ -75,6 +76,8 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.backbone_graphs: BucketGraphs | None = None
         self.head_graphs: BucketGraphs | None = None
         self.graphs = DrafterGraphs(self)
+        self.host_split = False  # whether the host decides lengths (verifier.lengths)
+        self.packed_lens: IntArray | None = None  # d_i [n] of this step, if it does
         self.feedback = Feedback(step_shapes(reqs, steps, self.ranks.several), device)
         # Without asynchronous scheduling the host has seen the step's results before it schedules
         # the next one, so reading d_i as well costs nothing.
@@ -143,6 +146,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         num_reqs, num_tokens = input_batch.num_reqs, input_batch.num_tokens
         # schedule (host): D from last step's scores
         record, drafted = (None, 0) if timed else self._schedule(input_batch)
+        self.packed_lens = None if record is None else record.lens
         slots = input_batch.idx_mapping
         # estimate: context features of every row, scores at the anchors
         assert aux_hidden_states is not None
@@ -236,7 +240,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
         anchors: torch.Tensor,
         draft_lens: torch.Tensor,
     ) -> None:
-        """D over the requests by their current scores, on the device."""
+        """D over the requests by their current scores, on the device (or as the host split it)."""
         num_reqs = input_batch.num_reqs
         limits = async_tensor_h2d(record.limits, device=self.device, dtype=torch.int32)
         scores = self._scores[:num_reqs]
@@ -253,7 +257,9 @@ class ForeSparkSpeculator(DFlash2Speculator):
         self.mark("split")
         slots = input_batch.idx_mapping
         self.slot_scores[slots] = scores
-        if record.drafted == int(record.limits.sum()):
+        if record.lens is not None:
+            async_tensor_h2d(record.lens, out=draft_lens)  # the host split: nothing to rank
+        elif record.drafted == int(record.limits.sum()):
             draft_lens.copy_(limits)  # everything eligible: nothing to rank
         elif record.drafted == 0:
             draft_lens.zero_()
@@ -306,7 +312,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             self.ranks.follow(tokens)
         if record is None:
             return
-        if self.reads_lengths:
+        if self.reads_lengths and record.exact_lens is None:
             lengths = draft_lens.tolist()
             record.exact_lens = dict(zip(record.req_ids, lengths, strict=True))
         self.feedback.send(

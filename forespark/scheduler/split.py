@@ -1,8 +1,9 @@
 """Host split of a budget: which request gets how many tokens. The specification of the GPU kernel.
 
-The eligible entries (position < limit) are ranked by score, ties by lower row and then earlier
-position, and the first `budget` win. Scores never increase along a row, so the winners are a prefix
-of every row and their count is the row's length (sections 4.3 and 4.4).
+The eligible entries (position < limit) are ranked by score, ties by lower request slot (row, where
+no slots are given) and then earlier position, and the first `budget` win. Scores never increase
+along a row, so the winners are a prefix of every row and their count is the row's length (sections
+4.3 and 4.4).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def rank_split(
     limits: IntArray,  # [n] eligible positions of each row; clipped to 0..K
     budget: int,
     floor: int = 0,  # the first min(floor, limit) positions of a row rank before all others
+    order: IntArray | None = None,  # [n] distinct request slots, which break ties; None: the row
 ) -> IntArray:
     """int32 [n] prefix lengths that sum to min(budget, sum of limits).
 
@@ -28,6 +30,11 @@ def rank_split(
         raise ValueError(
             f"split: scores {scores.shape} and limits {np.shape(limits)}; expected [n, K] and [n]"
         )
+    if order is not None:
+        by_slot = np.argsort(order, kind="stable")
+        lengths = np.empty(len(by_slot), dtype=np.int32)
+        lengths[by_slot] = rank_split(scores[by_slot], np.asarray(limits)[by_slot], budget, floor)
+        return lengths
     limits = np.clip(limits, 0, scores.shape[1])
     floors = np.minimum(limits, max(floor, 0))
     floor_total = int(floors.sum())

@@ -3,33 +3,41 @@
 vLLM asks for the step's token count before it prepares the batch (`get_num_tokens`), compacts the
 host's view to it, and lets the device decide who gets what (`reallocate_drafts`). Here the budget
 comes from the policy's re-plan, and the device ranks the post-draft survival of the tokens that
-were really drafted.
+were really drafted. With the host split the compacted view is exact: the host has decided who gets
+what (`drafter.host_split`), and the device is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.model_runner import sort_batch_req_ids
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
+from forespark.core import IntArray
 from forespark.drafter.speculator import ForeSparkSpeculator
 from forespark.triton_kernels.rank import rank
 
 
 class ForeSparkManager(AdaptiveVerificationManager):
-    """Replaces the stock manager after vLLM created it (and checked the attention backends)."""
+    """Takes the place of the stock manager, which checks backends and graphs for the device's use.
 
-    def __init__(self, stock: AdaptiveVerificationManager, speculator: ForeSparkSpeculator) -> None:
+    Without a stock manager vLLM keeps graphs of equal lengths; only the host split works then.
+    """
+
+    def __init__(self, runner: Any, speculator: ForeSparkSpeculator) -> None:
         super().__init__(
-            stock.req_states,
-            stock.query_start_loc,
-            stock.num_bonus_tokens,
-            max_total_logits=stock._max_total_logits,
+            runner.req_states,
+            runner.input_buffers.query_start_loc,
+            runner.model_state.num_new_sampled_tokens_per_step,
+            max_total_logits=get_max_chunk_logits(runner.vocab_size),
         )
         self.speculator = speculator
         self.captured_sizes: list[int] = []
@@ -39,6 +47,7 @@ class ForeSparkManager(AdaptiveVerificationManager):
             reqs, self.num_speculative_steps, dtype=torch.float32, device=device
         )
         self._verify_lens = torch.zeros(reqs, dtype=torch.int32, device=device)
+        self._host_lens: IntArray | None = None  # b_i [n] in batch order, if the host decides
 
     def add_request(self, req_idx: int) -> None:
         """A new or resumed request: nothing was drafted for it, whatever its slot held before."""
@@ -76,6 +85,16 @@ class ForeSparkManager(AdaptiveVerificationManager):
                 req_ids, slots, scheduled, total_plain, int(sampling.sum()), room
             )
             budget = decision.plan.verify_budget
+        self._host_lens = None
+        if self.speculator.host_split:
+            lens = self._decide(slots, scheduled, budget)
+            batch = sort_batch_req_ids(
+                num_tokens_per_req,
+                draft_tokens,
+                self.num_speculative_steps + self.num_bonus_tokens,
+            )
+            by_req = dict(zip(req_ids, lens.tolist(), strict=True))
+            self._host_lens = np.array([by_req[r] for r in batch], dtype=np.int32)
         self._batch_budget = (
             dict(zip(req_ids, scheduled.tolist(), strict=True)),
             dict(zip(req_ids, plain.tolist(), strict=True)),
@@ -83,10 +102,35 @@ class ForeSparkManager(AdaptiveVerificationManager):
         )
         return total_plain + budget
 
+    def _decide(self, slots: IntArray, scheduled: IntArray, budget: int) -> IntArray:
+        planner = self.speculator.planner
+        if planner is None:
+            return np.zeros(len(slots), dtype=np.int32)
+        return planner.verify_lens(slots, scheduled, budget)
+
+    def compact_batch(
+        self,
+        num_draft_tokens_per_req: IntArray,  # [n] as scheduled
+        num_scheduled_tokens: IntArray,  # [n] drafts included
+        cu_num_logits_np: IntArray,  # [n + 1]
+    ) -> tuple[IntArray, IntArray]:
+        """The host's (token counts, offsets of logits): exact if it decided them, else a bound."""
+        if self._host_lens is None:
+            compacted: tuple[IntArray, IntArray] = super().compact_batch(
+                num_draft_tokens_per_req, num_scheduled_tokens, cu_num_logits_np
+            )
+            return compacted
+        exact = np.zeros_like(cu_num_logits_np)
+        np.cumsum(self._host_lens + self.num_bonus_tokens, out=exact[1:])
+        return num_scheduled_tokens - num_draft_tokens_per_req + self._host_lens, exact
+
     def reallocate_drafts(
         self, req_ids: list[str], idx_mapping: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Give the B best surviving tokens of the batch their place, as a prefix of each draft."""
+        """Give the B best surviving tokens of the batch their place, as a prefix of each draft.
+
+        With the host split these are the host's lengths, unchanged.
+        """
         batch_budget, self._batch_budget = self._batch_budget, None
         assert batch_budget is not None
         drafts_of, plain_of, budget = batch_budget
@@ -95,7 +139,9 @@ class ForeSparkManager(AdaptiveVerificationManager):
         plain = np.array([plain_of[r] for r in req_ids], dtype=np.int32)
         capacities = self._batch_draft_capacity[:num_reqs]
         lengths = self._verify_lens[:num_reqs]
-        if budget:
+        if self._host_lens is not None:
+            async_tensor_h2d(self._host_lens, out=lengths)
+        elif budget:
             async_tensor_h2d(scheduled, out=capacities)
             # Only what was drafted can be verified: a column past it holds no token.
             drafted = self.speculator.slot_draft_lens[idx_mapping]

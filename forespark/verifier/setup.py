@@ -26,6 +26,7 @@ from forespark.scheduler.selection import SelectionModel
 from forespark.scheduler.trace import TraceWriter
 from forespark.verifier.agreement import check_agreement, parts_of
 from forespark.verifier.full_block import FullBlockSpeculator
+from forespark.verifier.lengths import Split, split_for
 from forespark.verifier.manager import ForeSparkManager
 from forespark.verifier.observe import Observer
 from forespark.verifier.profile import busy, measure_tables
@@ -42,11 +43,18 @@ def make_speculator(
     return FullBlockSpeculator(vllm_config, device)
 
 
-def attach_manager(runner: Any) -> None:
-    """Replace the stock adaptive-verification manager, which has checked the backends by now."""
-    stock = runner.adaptive_verification
-    if isinstance(runner.speculator, ForeSparkSpeculator) and stock is not None:
-        runner.adaptive_verification = ForeSparkManager(stock, runner.speculator)
+def attach_manager(runner: Any, config: ForeSparkConfig) -> None:
+    """Our manager, once the attention backends are known: they say who may decide lengths."""
+    speculator = runner.speculator
+    if not isinstance(speculator, ForeSparkSpeculator):
+        return
+    where = split_for(config.scheduler.split, [*runner.attn_groups, *speculator.attn_groups])
+    speculator.host_split = where is Split.HOST
+    if where is Split.NONE:
+        runner.adaptive_verification = None
+    elif where is Split.HOST or runner.adaptive_verification is not None:
+        # Lengths decided on the device need what the stock manager has checked; it may be absent.
+        runner.adaptive_verification = ForeSparkManager(runner, speculator)
 
 
 def finish_start(runner: Any, config: ForeSparkConfig) -> None:
@@ -114,6 +122,7 @@ def start_planning(
         settings.min_draft_len,
         FixedCost() if config.latency.fixed_cost == "learned" else None,
         clock_of_rank_0=speculator.ranks.several,
+        host_split=speculator.host_split,
     )
 
 

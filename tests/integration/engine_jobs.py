@@ -48,7 +48,7 @@ def lossless(task: dict[str, Any]) -> dict[str, Any]:
         result |= {"log": log.rows, "beside_chunks": log.beside_chunks}
     if probe is not None:
         result |= {"broken": probe.broken, "D": probe.budgets, "B": probe.verified}
-        result |= {"lengths": probe.lengths}
+        result |= {"lengths": probe.lengths, "uneven": probe.uneven}
     return result
 
 
@@ -66,6 +66,14 @@ def _staggered(core: Any, prompts: list[str], lengths: list[int]) -> list[list[i
                 alive -= 1
         steps += 1
     return texts
+
+
+def _plan_on_the_host() -> None:
+    """From now on the CPU's attention says what FlashInfer says: lengths are read on the host."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    answer = classmethod(lambda cls: False)
+    CPUAttentionBackend.supports_device_cpu_query_lens_mismatch = answer
 
 
 def _count_steps(runner: Any) -> dict[str, int]:
@@ -105,6 +113,8 @@ def churn(task: dict[str, Any]) -> dict[str, Any]:
     """Random arrivals, aborts, lengths, temperatures, opt-outs and preemption, step by step."""
     from vllm import SamplingParams
 
+    if task.get("plans_on_host", False):
+        _plan_on_the_host()
     llm = engine(
         task,
         num_gpu_blocks_override=task["blocks"],
@@ -149,6 +159,7 @@ def churn(task: dict[str, Any]) -> dict[str, Any]:
         "D": probe.budgets,
         "B": probe.verified,
         "lengths": probe.lengths,
+        "uneven": probe.uneven,
         "opted_out": len(probe.opted_out),
         "refused": probe.refused,
         "preempted": counters["vllm:num_preemptions"],

@@ -40,12 +40,34 @@ class StepProbe:
         self.lengths: list[int] = [0] * (runner.speculator.num_speculative_steps + 1)
         self.opted_out: set[str] = set()
         self.refused = 0  # draft places that an opt-out left unused
+        self.uneven = {"draft": 0, "verify": 0}  # steps whose lengths no even split would hit
         self._runner = runner
         self._drafts: dict[str, list[int]] = {}
         self._propose = runner.speculator.propose
         self._prepare = runner.prepare_inputs
         runner.speculator.propose = self._checked_propose
         runner.prepare_inputs = self._checked_prepare
+        if runner.speculator.host_split:
+            self._watch_drafter_lengths()
+
+    def _watch_drafter_lengths(self) -> None:
+        """Every packed draft: the attention metadata's lengths on the host are the device's."""
+        from forespark.drafter import batch
+
+        build = batch.build_attn_metadata
+
+        def checked(**given: Any) -> Any:
+            host, device = given["query_start_loc_cpu"], given["query_start_loc_gpu"]
+            self._same_lengths("draft", host.tolist(), device.tolist())
+            self._expect(given["max_query_len"] == int(device.diff().max()), "longest draft")
+            return build(**given)
+
+        batch.build_attn_metadata = checked
+
+    def _same_lengths(self, stage: str, host: list[int], device: list[int]) -> None:
+        self._expect(host == device, f"{stage}: {device} on the device, {host} on the host")
+        lengths = [b - a for a, b in zip(device, device[1:], strict=False)]
+        self.uneven[stage] += max(lengths) - min(lengths) > 1
 
     def _expect(self, holds: bool, message: str) -> None:
         if not holds:
@@ -84,6 +106,11 @@ class StepProbe:
         last = self._runner.speculator.planner.last
         budget = last.verify.chosen.plan.verify_budget if last.verify is not None else 0
         self.verified.append(budget)
+        if self._runner.speculator.host_split:
+            host, device = batch.query_start_loc_np.tolist(), batch.query_start_loc.tolist()
+            self._same_lengths("verify", host, device)
+            host, device = batch.cu_num_logits_np.tolist(), batch.cu_num_logits.tolist()
+            self._expect(host == device, f"logits: {device} on the device, {host} on the host")
         logits = batch.cu_num_logits.tolist()
         stops = batch.query_start_loc.tolist()[1:]
         rows = batch.input_ids.tolist()

@@ -42,7 +42,9 @@ def check_texts(result: dict[str, Any], target: dict[str, Any], task: dict[str, 
 def check_lengths(run: str, result: dict[str, Any]) -> None:
     """The run drafted and verified what its policy and prices are for: else equal text is easy."""
     lengths, drafted, verified = result["lengths"], result["D"], result["B"]
-    if run in ("single_curve", "joint"):  # every length, and budgets that keep moving
+    if run == "joint_host":  # lengths that the host could not have guessed by an even split
+        assert min(result["uneven"].values()) > 10
+    if run in ("single_curve", "joint", "joint_host"):  # every length, and budgets that keep moving
         assert all(count > 0 for count in lengths)
         assert len(set(drafted)) > 10 and len(set(verified)) > 10
     elif run == "adaptive_verification":  # full blocks, trimmed after drafting
@@ -69,6 +71,7 @@ def check_lengths(run: str, result: dict[str, Any]) -> None:
         "joint_free",
         "joint_dear",
         "joint_floor",
+        "joint_host",
         "stock",
     ],
 )
