@@ -62,19 +62,23 @@ def _uniform_fallback(original: Callable[..., Any]) -> Callable[..., Any]:
             config = _config_of(kwargs["vllm_config"])
             if config is None:
                 raise
-            from forespark.verifier.lengths import Split, split_for
+            from forespark.verifier.lengths import Split, planned_on_host, split_for
 
-            if split_for(config.scheduler.split, kwargs["attn_groups"]) is Split.HOST:
+            groups, settings = kwargs["attn_groups"], config.scheduler
+            if split_for(settings.split, groups) is Split.HOST:
                 logger.info(
                     "scheduler.split: the host decides lengths, and trimmed steps run without full "
                     "CUDA graphs (%s)",
                     error,
                 )
             else:
+                recurrent = any(backend.is_ssm() for backend in planned_on_host(groups))
+                works = "no other split" if recurrent else "scheduler.split: host"
                 logger.warning(
-                    "scheduler.policy: %s needs attention that takes unequal lengths; every "
-                    "request now drafts and verifies K tokens, as with scheduler.policy: full (%s)",
-                    config.scheduler.policy, error,
+                    "scheduler.policy: %s needs attention that takes unequal lengths from the "
+                    "device; every request now drafts and verifies K tokens, as with "
+                    "scheduler.policy: full; %s trims them here (%s)",
+                    settings.policy, works, error,
                 )  # fmt: skip
             return None
 

@@ -11,6 +11,8 @@ import torch
 
 pytest.importorskip("vllm", reason="the adapter needs vLLM")
 
+from forespark import patches
+from forespark.config import ForeSparkConfig
 from forespark.drafter import batch
 from forespark.drafter.batch import packed_attention
 from forespark.verifier.lengths import Split, select_either, setting_now, split_for
@@ -92,6 +94,46 @@ def test_backends_that_plan_on_the_host_can_be_chosen() -> None:
         choose("device", refuses=True)
     assert choose(None, refuses=False) == [True]
     assert setting_now() is None  # no engine is being built
+
+
+@pytest.mark.parametrize(
+    ("split", "kinds", "level", "says"),
+    [
+        ("auto", ("device", "host"), "info", "the host decides lengths"),
+        (
+            "host",
+            ("device",),
+            "info",
+            "the host decides lengths",
+        ),  # its graphs are of equal lengths
+        ("auto", ("device",), "warning", "scheduler.split: host trims them here"),
+        ("device", ("host",), "warning", "scheduler.split: host trims them here"),
+        ("auto", ("device", "state"), "warning", "no other split trims them here"),
+    ],
+)
+def test_a_refused_backend_is_served_as_it_takes_it(
+    split: str, kinds: tuple[str, ...], level: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a server that stops, or that silently stops trimming, where vLLM trims nothing."""
+    lines: dict[str, list[str]] = {"info": [], "warning": []}
+    for name, kept in lines.items():
+        monkeypatch.setattr(
+            patches.logger, name, lambda line, *args, kept=kept: kept.append(line % args)
+        )
+    settings = {"method": "forespark", "model": "drafter", "scheduler": {"split": split}}
+    extra = {"forespark": ForeSparkConfig.from_any(settings).settings()}
+
+    def refuses(**kwargs: Any) -> Any:
+        raise ValueError("vLLM's reason")
+
+    create = patches._uniform_fallback(refuses)
+    ours = SimpleNamespace(additional_config=extra)
+    assert create(vllm_config=ours, attn_groups=groups(*kinds)) is None
+    assert sum(map(len, lines.values())) == 1
+    (line,) = lines[level]
+    assert says in line and "vLLM's reason" in line and "\n" not in line
+    with pytest.raises(ValueError, match="vLLM's reason"):
+        create(vllm_config=SimpleNamespace(additional_config={}), attn_groups=groups(*kinds))
 
 
 @pytest.mark.parametrize("lengths", [None, [0, 3, 1]])
