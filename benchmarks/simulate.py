@@ -11,6 +11,7 @@ Left out: prefill, and the change of attention's cost with the context.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from forespark.calibration.traces import DraftTrace
 
 from forespark.core import FloatArray, IntArray, LatencyTable, StepInputs, VerifyInputs
 from forespark.estimators.pre_draft import single_curve, survival
+from forespark.scheduler.correction import SurvivalCorrection
 from forespark.scheduler.envelope import envelope_scores
 from forespark.scheduler.policies import Policy, ScoreSource, make_policy
 from forespark.scheduler.reward import reward
@@ -66,11 +68,12 @@ class Answers:
 
     def post_survival(self, context: IntArray, lengths: IntArray) -> FloatArray:
         """S~ f32 [n, K] of drafts of these lengths; -inf beyond them."""
-        result = np.full((context.size, self.most), -np.inf, dtype=np.float32)
-        for row, (at, d) in enumerate(zip(context.tolist(), lengths.tolist(), strict=True)):
-            begin = d * (d - 1) // 2
-            logits = self.trace.post_logits[at, begin : begin + d]
-            result[row, :d] = np.cumprod(1 / (1 + np.exp(-logits)))
+        position = np.arange(self.most)
+        drafted = position < lengths[:, None]
+        row = (lengths.astype(np.int64) * (lengths - 1) // 2)[:, None]
+        logits = self.trace.post_logits[context[:, None], np.where(drafted, row + position, 0)]
+        survived = np.cumprod(1 / (1 + np.exp(-logits)), axis=1)
+        result: FloatArray = np.where(drafted, survived, np.float32(-np.inf))
         return result
 
 
@@ -85,8 +88,12 @@ def simulate(
     warm_up: int = 20,
     fixed_ms: float = 0.0,
     seed: int = 0,
+    correction: SurvivalCorrection | None = None,
 ) -> Outcome:
-    """`steps` steps of `load` requests behind `warm_up` others. ValueError for a load below 1."""
+    """`steps` steps of `load` requests behind `warm_up` others. ValueError for a load below 1.
+
+    `correction` goes on learning from call to call, as `policy.selection` does.
+    """
     if load < 1:
         raise ValueError(f"load: must be >= 1, got {load}")
     random = np.random.default_rng(seed)
@@ -125,9 +132,14 @@ def simulate(
             emitted = load + int(won.sum())
             predicted = again.chosen.predicted_tokens
             sums += (drafted, int(verified.sum()), emitted, predicted, ms, 1)
-        for source, scores in answers.scores.items():
-            stale[source] = scores[context]
-        stale[ScoreSource.POST_DRAFT] = survived
+        expected = {source: scores[context] for source, scores in answers.scores.items()}
+        if correction is not None:
+            correction.observe_verified(survived, verified, won)
+            if policy.plan_scores in expected:
+                correction.observe_drafted(expected[policy.plan_scores], survived)
+            survived = correction.survival(survived)
+            expected = {source: correction.scores(g) for source, g in expected.items()}
+        stale = {**expected, ScoreSource.POST_DRAFT: survived}
         if selection is not None:
             selection.observe_verified(survived, verified, won)
             selection.observe(stale[policy.plan_scores], survived)
@@ -186,19 +198,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--fixed-ms", type=float, default=0.0, help="a step's cost off the tables")
     parser.add_argument("--min-gain", type=float, default=0.02)
+    parser.add_argument("--correction", choices=["none", "learned"], default="none")
+    parser.add_argument("--then", type=Path, help="trace that follows without a break: a shift")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    answers = Answers(DraftTrace.load(args.trace))
+    traces = [args.trace] if args.then is None else [args.trace, args.then]
+    walks = [Answers(DraftTrace.load(trace)) for trace in traces]
     draft, verify = read_tables(args.latency)
     outcomes = []
-    for load in args.loads:
-        for name in args.policies:
-            policy = policy_named(name, draft, verify, args.min_gain)
-            steps = max(args.steps, 2000 // load)
+    for load, name in itertools.product(args.loads, args.policies):
+        policy = policy_named(name, draft, verify, args.min_gain)
+        correction = SurvivalCorrection(walks[0].most) if args.correction == "learned" else None
+        steps = max(args.steps, 2000 // load)
+        for number, answers in enumerate(walks):
             found = simulate(
-                answers, policy, draft, verify, load, steps=steps, fixed_ms=args.fixed_ms
-            )
-            outcomes.append(asdict(found) | {"policy": name})
+                answers, policy, draft, verify, load, steps=steps, fixed_ms=args.fixed_ms,
+                warm_up=0 if number else 20, correction=correction,
+            )  # fmt: skip
+            outcomes.append(asdict(found) | {"policy": name, "trace": traces[number].name})
             print(
                 f"{name:>22} load {load:5d}: {found.output_throughput:9.1f} tokens/s  "
                 f"drafted {found.drafted:7.1f}  verified {found.verified:7.1f}  "

@@ -58,6 +58,12 @@ class SchedulerSettings(Section):
         "by this step's estimates. host: the CPU, by the previous step's, for attention backends "
         "that plan a step from lengths on the host. auto: host if an attention backend needs it.",
     )
+    correction: Literal["learned", "none"] = Field(
+        default="none",
+        description="joint, single_curve and adaptive_verification. learned: expected acceptance "
+        "follows what the workload at hand accepts, one factor a draft position, learned while "
+        "serving from verified tokens. none: as the checkpoint was calibrated.",
+    )
     prior_acceptance: float = Field(
         default=0.6,
         gt=0.0,
@@ -71,6 +77,15 @@ class SchedulerSettings(Section):
         "requests draft k tokens'; larger batches take the last k. null: [[8, K], [32, K/2], "
         "[128, K/4], [512, 1]], rounded down, at least 1.",
     )
+
+    @model_validator(mode="after")
+    def _check_correction(self) -> SchedulerSettings:
+        if self.correction == "learned" and self.policy not in ESTIMATOR_POLICIES:
+            raise ValueError(
+                f"correction: learned has no effect with policy {self.policy}, which expects "
+                f"nothing of a token; use one of {', '.join(ESTIMATOR_POLICIES)}, or leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_schedule(self) -> SchedulerSettings:

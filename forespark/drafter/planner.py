@@ -16,6 +16,7 @@ from forespark.core import Decision, FloatArray, IntArray, StepInputs, VerifyInp
 from forespark.drafter.host_split import HostSplit
 from forespark.drafter.requests import RequestLimits
 from forespark.estimators.stale import CopyTicket, StaleScores
+from forespark.scheduler.correction import SurvivalCorrection
 from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.policies import JointPolicy, Policy, ScoreSource
 
@@ -56,6 +57,7 @@ class StepPlanner:
         fixed_cost: FixedCost | None = None,
         clock_of_rank_0: bool = False,
         host_split: bool = False,
+        correction: SurvivalCorrection | None = None,
     ) -> None:
         self.policy = policy
         self.fixed_cost = fixed_cost
@@ -76,6 +78,8 @@ class StepPlanner:
         self._drafts = 0
         self._decoded = False  # the step before only decoded
         self._drafted: FloatArray | None = None  # survival of the last drafts, by slot
+        self.correction = correction
+        self._uncorrected: FloatArray | None = None  # the same before the correction
 
     def admit(self, slot: int, max_seq_len: int, enabled: bool) -> None:
         """A new or resumed request: it was never drafted and no estimate of it exists."""
@@ -95,6 +99,26 @@ class StepPlanner:
         if source in self.stale:
             self.stale[source].publish(scores, ticket)
 
+    def corrected(
+        self, record: DraftRecord, arrays: Mapping[str, FloatArray]
+    ) -> Mapping[str, FloatArray]:
+        """`arrays` (see `learn_selection`) with `scores` and `survival` as serving corrects them.
+
+        What they say, and what became of the drafts before, is learned first.
+        """
+        if self.correction is None:
+            return arrays
+        survival, scores = arrays["survival"].copy(), arrays["scores"]
+        if self._uncorrected is not None:
+            self.correction.observe_verified(self._uncorrected[record.slots], *_outcome(arrays))
+        self.correction.observe_drafted(scores[record.slots], survival[record.slots])
+        self._uncorrected = survival
+        return {
+            **arrays,
+            "scores": self.correction.scores(scores),
+            "survival": self.correction.survival(survival),
+        }
+
     def learn_selection(self, record: DraftRecord, arrays: Mapping[str, FloatArray]) -> None:
         """What the drafts of `record` look like after drafting, and what became of the last ones.
 
@@ -106,10 +130,7 @@ class StepPlanner:
             return
         slots, survival = record.slots, arrays["survival"].copy()
         if self._drafted is not None:
-            # A request without verified drafts (new, or still in its prompt) rejected none.
-            accepted = np.maximum(arrays["num_sampled"] - 1, 0)
-            verified = accepted + arrays["num_rejected"] * (arrays["num_sampled"] > 0)
-            selection.observe_verified(self._drafted[slots], verified, accepted)
+            selection.observe_verified(self._drafted[slots], *_outcome(arrays))
         selection.observe(arrays["scores"][slots], survival[slots])
         self._drafted = survival
 
@@ -256,3 +277,10 @@ def _split_sources(policy: Policy) -> tuple[ScoreSource, ScoreSource]:
     if before is ScoreSource.POST_DRAFT:
         before = ScoreSource.PRE_DRAFT
     return before, ScoreSource.POST_DRAFT
+
+
+def _outcome(arrays: Mapping[str, FloatArray]) -> tuple[IntArray, IntArray]:
+    """(verified, accepted) tokens [n] of the drafts before those in `arrays`."""
+    # A request without verified drafts (new, or still in its prompt) rejected none.
+    accepted = np.maximum(arrays["num_sampled"] - 1, 0)
+    return accepted + arrays["num_rejected"] * (arrays["num_sampled"] > 0), accepted

@@ -206,6 +206,7 @@ class ForeSparkSpeculator(DFlash2Speculator):
             return
         ticket, arrays = arrived.context.ticket, arrived.arrays
         check_estimates(arrays, self._weights(self.model))
+        arrays = self.planner.corrected(arrived.context, arrays)
         self.planner.publish(ScoreSource.PRE_DRAFT, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.SINGLE_CURVE, arrays["scores"], ticket)
         self.planner.publish(ScoreSource.POST_DRAFT, arrays["survival"], ticket)

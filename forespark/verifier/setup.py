@@ -19,6 +19,7 @@ from forespark.drafter.requests import RequestLimits, wants_drafts
 from forespark.drafter.speculator import ForeSparkSpeculator
 from forespark.drafter.warm_up import warm_up_planning
 from forespark.metrics import MetricsWriter, stats_path
+from forespark.scheduler.correction import SurvivalCorrection
 from forespark.scheduler.fixed_cost import FixedCost
 from forespark.scheduler.latency import load_artifact
 from forespark.scheduler.policies import make_policy
@@ -123,6 +124,7 @@ def start_planning(
         FixedCost() if config.latency.fixed_cost == "learned" else None,
         clock_of_rank_0=speculator.ranks.several,
         host_split=speculator.host_split,
+        correction=SurvivalCorrection(steps) if settings.correction == "learned" else None,
     )
 
 

@@ -48,6 +48,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "joint_free": {"policy": "joint", "prices": FREE},
     "joint_dear": {"policy": "joint", "prices": DEAR},
     "joint_floor": {"policy": "joint", "prices": PRICED, "scheduler": {"min_draft_len": 2}},
+    "joint_corrected": {
+        "policy": "joint",
+        "prices": PRICED,
+        "scheduler": {"correction": "learned"},
+    },
     "joint_host": {"policy": "joint", "prices": PRICED, "scheduler": {"split": "host"}},
 }
 

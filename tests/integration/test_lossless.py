@@ -44,7 +44,8 @@ def check_lengths(run: str, result: dict[str, Any]) -> None:
     lengths, drafted, verified = result["lengths"], result["D"], result["B"]
     if run == "joint_host":  # lengths that the host could not have guessed by an even split
         assert min(result["uneven"].values()) > 10
-    if run in ("single_curve", "joint", "joint_host"):  # every length, and budgets that keep moving
+    # Every length, and budgets that keep moving.
+    if run in ("single_curve", "joint", "joint_corrected", "joint_host"):
         assert all(count > 0 for count in lengths)
         assert len(set(drafted)) > 10 and len(set(verified)) > 10
     elif run == "adaptive_verification":  # full blocks, trimmed after drafting
@@ -71,6 +72,7 @@ def check_lengths(run: str, result: dict[str, Any]) -> None:
         "joint_free",
         "joint_dear",
         "joint_floor",
+        "joint_corrected",
         "joint_host",
         "stock",
     ],
