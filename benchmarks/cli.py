@@ -9,6 +9,7 @@ import sys
 PACKAGE = "forespark.benchmarks"
 NAMES = {
     "decode": ("closed_loop", "fixed loads in a closed loop, policy after policy"),
+    "sharegpt-decode": ("batch_decode", "batches that decode together, behind a barrier"),
     "e2e": ("e2e", "multi-turn conversations in a closed loop, policy after policy"),
     "compare": ("compare", "records of `decode` side by side: table, ratios, picture"),
     "report": ("report", "every figure, one HTML page and the committed figures, from raw runs"),
@@ -22,7 +23,7 @@ NAMES = {
     "host": ("host_decision", "what the host's decision costs and gives up"),
     "kernels": ("kernels.run", "the Triton kernels (needs a GPU)"),
     "speed": ("speed", "the committed figures on what a step costs, from raw records"),
-    "smoke": ("smoke", "decode, compare and simulate on the tiny pair"),
+    "smoke": ("smoke", "every workload and figure on the tiny pair"),
 }
 
 

@@ -2,33 +2,37 @@
 
 Every method gets the same prompts at the same times (vLLM's own client, `vllm bench serve`, makes
 them from the seed). A rate is warmed up for `--warm-up` seconds and measured for `--seconds`. Rates
-that the output file already holds are not run again.
+that the output file holds are not run again; a file of other settings is never continued.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from forespark.benchmarks.held import guarded, held_record, save, settings
+from forespark.benchmarks.provenance import provenance
 from forespark.benchmarks.slo import LEVEL, Slo, attainment, capacity, latencies
+from forespark.benchmarks.workloads import read_workload
 
-from forespark.demo.server import Server, vllm_command
+from forespark.demo.server import Server, ServerError, vllm_command
 
 SCALES = (0.5, 0.75, 1.0, 1.5, 2.0)
+SETTINGS = ("tokens", "max_tokens", "seconds", "warm_up", "seed", "prompts", "server")
 KEPT = ("completed", "failed", "duration", "request_throughput", "output_throughput",
         "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")  # fmt: skip
 
 
 def speculative(method: str, drafter: Path, tokens: int) -> list[str]:
-    """Server flags of a method: `off`, `dflash`, `dflash_adaptive` or a ForeSpark policy."""
+    """Server flags of a method: `off`, `dflash`, `dflash_adaptive` or a ForeSpark policy.
+
+    `batchwise:N` drafts N tokens for everyone.
+    """
     base: dict[str, Any] = {"model": str(drafter), "num_speculative_tokens": tokens}
     match method:
         case "off":
@@ -38,7 +42,11 @@ def speculative(method: str, drafter: Path, tokens: int) -> list[str]:
         case "dflash_adaptive":
             base |= {"method": "dflash", "enable_adaptive_verification": True}
         case _:
-            base |= {"method": "forespark", "scheduler": {"policy": method}}
+            policy, _, length = method.partition(":")
+            scheduler: dict[str, Any] = {"policy": policy}
+            if length:
+                scheduler["batchwise_schedule"] = [[10**6, int(length)]]
+            base |= {"method": "forespark", "scheduler": scheduler}
     return ["--speculative-config", json.dumps(base)]
 
 
@@ -82,41 +90,63 @@ def measured(record: dict[str, Any], rate: float, slo: Slo) -> dict[str, Any]:
 def main() -> None:
     args = _arguments()
     slo = Slo(args.ttft, args.tpot)
-    held = json.loads(args.out.read_text()) if args.out.exists() else {"methods": {}}
-    held |= {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "level": LEVEL}
+    new = {
+        "workload": "poisson", "ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "level": LEVEL,
+        **settings(args, *SETTINGS), "provenance": provenance(args), "methods": {},
+    }  # fmt: skip
+    held = held_record(args.out, new)
+    workload = read_workload(args.prompts)
+    print(workload.summary(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
-        if args.prompts.suffix == ".gz":
-            with gzip.open(args.prompts) as source, prompts.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
-        else:
-            shutil.copy(args.prompts, prompts)
+        lines = (json.dumps({"prompt": text}) + "\n" for text in workload.texts)
+        prompts.write_text("".join(lines), encoding="utf-8")
         for method in args.methods:
-            runs = held["methods"].setdefault(method, {"runs": []})["runs"]
-            todo = [rate for rate in args.rates if rate not in [run["rate"] for run in runs]]
+            found = held["methods"].setdefault(method, {"runs": []})
+            done = [run["rate"] for run in found["runs"]]
+            todo = [rate for rate in args.rates if rate not in done]
             if not todo:
                 continue
             flags = speculative(method, args.drafter, args.tokens) + args.server
-            with Server(args.target, flags, Path(folder) / f"{method}.log") as server:
-                ready = server.wait_ready()
-                print(f"{method}: ready after {ready:.0f} s", flush=True)
-                for rate in todo:
-                    if args.warm_up:
-                        client(server, args, prompts, rate, args.warm_up, args.seed + 1)
-                    record = client(server, args, prompts, rate, args.seconds, args.seed)
-                    runs.append(measured(record, rate, slo))
-                    shares = [run["attainment"]["1.0"] for run in runs]
-                    found, exact = capacity([run["rate"] for run in runs], shares)
-                    held["methods"][method] |= {"capacity": found, "capacity_measured": exact}
-                    args.out.write_text(json.dumps(held, indent=1, allow_nan=False) + "\n")
-                    print(
-                        f"{method:>22} {rate:7.2f} requests/s: {shares[-1]:6.1%} in time, "
-                        f"TTFT {record['median_ttft_ms']:.0f} ms, "
-                        f"TPOT {record['median_tpot_ms']:.1f} ms",
-                        flush=True,
-                    )
+            log = args.out.with_name(f"{args.out.stem}-{method.replace(':', '-')}.log")
+            try:
+                with Server(args.target, flags, log) as server:
+                    print(f"{method}: ready after {server.wait_ready():.0f} s", flush=True)
+                    for rate in todo:
+                        run = one_rate(server, args, prompts, rate, slo)
+                        _keep(held, found, run, args.out)
+                        print(f"{method:>22} {_line(run)}", flush=True)
+            except (RuntimeError, ServerError) as error:
+                raise RuntimeError(
+                    f"{method}: {error}\n{args.out} keeps what was measured, and the same command "
+                    "goes on from there"
+                ) from error
     capacities = {name: found.get("capacity") for name, found in held["methods"].items()}
     print(json.dumps({"capacity": capacities}))
+
+
+def one_rate(
+    server: Server, args: argparse.Namespace, prompts: Path, rate: float, slo: Slo
+) -> dict[str, Any]:
+    """Warm up, then measure one rate. RuntimeError when the client or the server ended."""
+    if args.warm_up:
+        client(server, args, prompts, rate, args.warm_up, args.seed + 1)
+    return measured(client(server, args, prompts, rate, args.seconds, args.seed), rate, slo)
+
+
+def _keep(held: dict[str, Any], found: dict[str, Any], run: dict[str, Any], out: Path) -> None:
+    found["runs"].append(run)
+    rates = [one["rate"] for one in found["runs"]]
+    most, exact = capacity(rates, [one["attainment"]["1.0"] for one in found["runs"]])
+    found |= {"capacity": most, "capacity_measured": exact}
+    save(held, out)
+
+
+def _line(run: dict[str, Any]) -> str:
+    return (
+        f"{run['rate']:7.2f} requests/s: {run['attainment']['1.0']:6.1%} in time, "
+        f"TTFT {run['median_ttft_ms']:.0f} ms, TPOT {run['median_tpot_ms']:.1f} ms"
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -130,7 +160,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rates", type=lambda s: [float(r) for r in s.split(",")], required=True, help="requests/s"
     )
-    parser.add_argument("--prompts", type=Path, required=True, help="JSONL with `prompt`")
+    parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up", type=float, default=30.0)
@@ -143,7 +173,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (RuntimeError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    guarded(main)

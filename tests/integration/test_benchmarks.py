@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from forespark.benchmarks.cli import NAMES, run
-from forespark.benchmarks.smoke import smoke
+from forespark.benchmarks.smoke import batches, smoke, write_prompts
 from harness import LONG, PAIR
 
 from forespark.scheduler.latency import load_artifact
@@ -24,7 +24,7 @@ def test_decode_compare_and_simulate(tmp_path: Path) -> None:
     """Catches a closed loop that counts nothing, policies that are not swapped, records that do
     not compare, and a simulator that does not read what the engine measured."""
     record = smoke(PAIR, tmp_path, ("forespark",), "joint,batchwise:3", "1,3", 1.5)
-    runs = {(run["policy"], run["load"]): run for run in record["runs"]}
+    runs = {(one["policy"], one["load"]): one for one in record["runs"]}
     assert set(runs) == {(p, n) for p in ("joint", "batchwise:3") for n in (1, 3)}
     assert all(run["output_throughput"] > 0 for run in runs.values())
     fixed = runs["batchwise:3", 3]
@@ -36,6 +36,21 @@ def test_decode_compare_and_simulate(tmp_path: Path) -> None:
     simulated = {(row["policy"], row["load"]): row for row in record["simulated"]}
     assert simulated["batchwise:3", 3]["drafted"] == 9
     assert simulated["off", 1]["emitted"] == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_batch_decodes_together(tmp_path: Path) -> None:
+    """Catches a barrier that lets early requests decode while late ones are prefilled: at release
+    every request has its first token and no other. Also a second run of what is done."""
+    prompts = write_prompts(tmp_path)["long"]
+    record = batches(PAIR, tmp_path, prompts, "joint,off", "1,4")
+    runs = {(one["policy"], one["load"]): one for one in record["runs"]}
+    assert set(runs) == {(p, n) for p in ("joint", "off") for n in (1, 4)}
+    for (policy, load), seen in runs.items():
+        assert seen["tokens_at_release"] == load and seen["short"] == 0, (policy, load)
+        assert seen["output_throughput"] > 0 and seen["median_tpot_ms"] > 0
+        assert seen["counters"]["forespark:emitted_tokens"] >= 32 * load
+    assert batches(PAIR, tmp_path, prompts, "joint,off", "1,4") == record
 
 
 @pytest.mark.timeout(400)
