@@ -69,11 +69,13 @@ def _staggered(core: Any, prompts: list[str], lengths: list[int]) -> list[list[i
 
 
 def _plan_on_the_host() -> None:
-    """From now on the CPU's attention says what FlashInfer says: lengths are read on the host."""
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+    """From now on every attention backend says what FlashInfer says: it reads lengths on the host.
 
-    answer = classmethod(lambda cls: False)
-    CPUAttentionBackend.supports_device_cpu_query_lens_mismatch = answer
+    A backend that says so for itself keeps its own answer.
+    """
+    from vllm.v1.attention.backend import AttentionBackend
+
+    AttentionBackend.supports_device_cpu_query_lens_mismatch = classmethod(lambda cls: False)
 
 
 def _count_steps(runner: Any) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import K, lossless_task
+from test_invariants import CHURN
 
 pytestmark = [pytest.mark.engine, pytest.mark.gpu]
 
@@ -22,7 +23,7 @@ def _accepted(result: dict[str, Any]) -> float:
     )
 
 
-@pytest.mark.parametrize("run", ["joint_free", "joint", "joint_floor"])
+@pytest.mark.parametrize("run", ["joint_free", "joint", "joint_floor", "joint_host"])
 def test_graphs_draft_like_the_eager_drafter(
     run: str, engine_job: Callable[..., dict[str, Any]]
 ) -> None:
@@ -42,3 +43,12 @@ def test_full_graphs_accept_like_stock(engine_job: Callable[..., dict[str, Any]]
     ours = engine_job("lossless", **task | {"graphs": True})
     assert _accepted(ours) == pytest.approx(_accepted(stock), rel=CLOSE)
     assert sum(ours["lengths"][K:]) > 0.8 * sum(ours["lengths"][1:])
+
+
+def test_lengths_decided_on_the_host(engine_job: Callable[..., dict[str, Any]]) -> None:
+    """Catches a backend that plans on the host and is not chosen, is given other lengths than the
+    device, or replays a graph of equal lengths for a trimmed step; the host runs a step ahead."""
+    task = CHURN | {"steps": 400, "seed": 4, "blocks": 24, "reads_lengths": False}
+    result = engine_job("churn", **task, graphs=True, plans_on_host=True)
+    assert result["broken"] == []
+    assert min(result["uneven"].values()) > 40
