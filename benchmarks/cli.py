@@ -17,6 +17,7 @@ NAMES = {
     "oracle": ("oracle", "joint against a plan that knows the acceptance, on recorded drafts"),
     "validate": ("validate", "the simulator's throughput ratios against a real run's"),
     "inflate": ("inflate", "a small trained pair inside a large architecture"),
+    "shape": ("shapes", "a pair of a large shape, hybrid ones too, with random weights"),
     "drafter-cost": ("drafter_cost", "what a draft costs, ours and vLLM's"),
     "poisson": ("poisson", "Poisson arrivals against a server, attainment and capacity"),
     "serve-load": ("serve_load", "many requests at once against `vllm serve`"),

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forespark.benchmarks.shapes import QWEN3, write_pair
+from forespark.benchmarks.shapes import HYBRID, QWEN3, write_pair
 
 
 def time_drafts(worker: Any, loads: list[int], lengths: list[int], context: int) -> list[Any]:
@@ -30,7 +30,7 @@ def time_drafts(worker: Any, loads: list[int], lengths: list[int], context: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=sorted(QWEN3), default="qwen3-14b")
+    parser.add_argument("--shape", choices=sorted({**QWEN3, **HYBRID}), default="qwen3-14b")
     parser.add_argument("--method", choices=["forespark", "dflash"], default="forespark")
     parser.add_argument("--tokenizer", type=Path, default=Path("tests/assets/tiny-pair/target"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/forespark-shapes"))

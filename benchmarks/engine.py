@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import json
 import os
 import weakref
 from collections.abc import Mapping
@@ -45,6 +46,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--load-format")
+    parser.add_argument("--additional-config", type=json.loads, default={}, help="vLLM's, JSON")
     parser.add_argument("--blocks", type=int, help="KV cache blocks, for a small machine")
     parser.add_argument("--out", type=Path, required=True)
 
@@ -78,12 +80,17 @@ def check(args: argparse.Namespace) -> None:
 
 def speculative(args: argparse.Namespace) -> dict[str, Any] | None:
     """vLLM's speculative_config of the engine's method."""
-    base = {"model": str(args.drafter), "num_speculative_tokens": args.tokens}
+    base: dict[str, Any] = {"model": str(args.drafter), "num_speculative_tokens": args.tokens}
+    if args.load_format == "dummy":  # a drafter's fused buffers are built while weights load
+        base["draft_load_config"] = {"load_format": "safetensors"}
     match args.method:
         case "off":
             return None
         case "forespark":
-            return {"method": "forespark", "scheduler": {"policy": args.policies[0]}, **base}
+            # An engine that starts with `full` has vLLM's drafter, which cannot change.
+            first = next((name for name in args.policies if name != "full"), "full")
+            policy = first.partition(":")[0]
+            return {"method": "forespark", "scheduler": {"policy": policy}, **base}
         case "dflash":
             return {"method": "dflash", **base}
         case "dflash_adaptive":
@@ -106,6 +113,7 @@ def start_engine(args: argparse.Namespace, *, prefix_caching: bool, **more: Any)
         enable_prefix_caching=prefix_caching,
         speculative_config=speculative(args),
         disable_log_stats=False,
+        additional_config=args.additional_config,
         **({} if args.load_format is None else {"load_format": args.load_format}),
         **({} if args.blocks is None else {"num_gpu_blocks_override": args.blocks}),
         **more,
@@ -129,13 +137,27 @@ def use_policy(worker: Any, name: str) -> None:
     from forespark.verifier.setup import start_planning
 
     runner = worker.model_runner
-    config = runner.speculator.config
+    config = getattr(runner.speculator, "config", None)
+    if config is None:  # vLLM's drafter: nothing but `full` was asked for
+        return
     policy, _, length = name.partition(":")
     changed: dict[str, Any] = {"policy": policy}
     if length:
         changed["batchwise_schedule"] = [(runner.max_num_reqs, int(length))]
     config = config.model_copy(update={"scheduler": config.scheduler.model_copy(update=changed)})
     start_planning(runner, config, *runner.speculator.prices)
+
+
+def cache_room(worker: Any) -> dict[str, float]:
+    """Runs in the worker: what the KV cache and the recurrent states leave room for.
+
+    `tokens` of requests of `max_model_len` tokens each, and how many of those fit.
+    """
+    from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+    runner = worker.model_runner
+    fits = get_max_concurrency_for_kv_cache_config(runner.vllm_config, runner.kv_cache_config)
+    return {"requests": fits, "tokens": fits * runner.vllm_config.model_config.max_model_len}
 
 
 def counters(llm: Any) -> dict[str, float]:

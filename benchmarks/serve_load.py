@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from forespark.benchmarks.shapes import QWEN3, write_pair
+from forespark.benchmarks.shapes import HYBRID, QWEN3, write_pair
 
 from forespark.demo.server import Server
 
@@ -74,7 +74,7 @@ async def _load(url: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=sorted(QWEN3), default="qwen3-8b")
+    parser.add_argument("--shape", choices=sorted({**QWEN3, **HYBRID}), default="qwen3-8b")
     parser.add_argument("--tokenizer", type=Path, default=Path("tests/assets/tiny-pair/target"))
     parser.add_argument("--work", type=Path, default=Path("/tmp/forespark-shapes"))
     parser.add_argument("--policy", default="joint")

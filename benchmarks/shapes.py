@@ -6,6 +6,7 @@ DFlash2 drafter must be a real file: its fused key/value buffers are built while
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -40,11 +41,69 @@ DRAFT_LAYERS = 5
 TAPS, GROUP, RANK, TOP_K = 4, 64, 256, 8
 
 
+# Gated DeltaNet and attention 3 : 1, experts in every layer; the text part of the model.
+HYBRID: dict[str, dict[str, Any]] = {
+    "qwen3.6-35b-a3b": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "vocab_size": 248320,
+    },
+    "hybrid-tiny": {  # to try the tools on a CPU
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "vocab_size": 2048,
+    },
+}
+
+
 def target_config(shape: str) -> dict[str, Any]:
-    """Qwen3 config of one of the shapes in `QWEN3`."""
-    return {
+    """Config of one of the shapes in `QWEN3` or `HYBRID`."""
+    if shape in HYBRID:
+        layers = HYBRID[shape]["num_hidden_layers"]
+        return _common() | {
+            "architectures": ["Qwen3NextForCausalLM"],
+            "model_type": "qwen3_next",
+            "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * (layers // 4),
+            "linear_conv_kernel_dim": 4,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "partial_rotary_factor": 0.25,
+            **HYBRID[shape],
+        }
+    return _common() | {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
+        **QWEN3[shape],
+    }
+
+
+def _common() -> dict[str, Any]:
+    return {
         "dtype": "bfloat16",
         "attention_bias": False,
         "bos_token_id": 1,
@@ -56,35 +115,43 @@ def target_config(shape: str) -> dict[str, Any]:
         "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
         "tie_word_embeddings": False,
         "vocab_size": VOCAB,
-        **QWEN3[shape],
     }
 
 
 def drafter_config(shape: str, num_speculative_tokens: int) -> dict[str, Any]:
     """The DFlash2 drafter for that target: 5 layers of the target's width."""
-    layers = QWEN3[shape]["num_hidden_layers"]
+    target = {**QWEN3, **HYBRID}[shape]
+    layers = target["num_hidden_layers"]
     step = (layers - 3) // (DRAFT_LAYERS - 1)
-    return target_config(shape) | {
-        "architectures": ["DFlash2DraftModel"],
-        "num_hidden_layers": DRAFT_LAYERS,
-        "num_target_layers": layers,
-        "block_size": num_speculative_tokens + 1,
-        "dflash_config": {
-            "mask_token_id": 3,
-            "target_layer_ids": [1 + step * i for i in range(DRAFT_LAYERS)],
-            "conv_kernel_size": TAPS,
-            "conv_group_size": GROUP,
-            "selector_rank": RANK,
-            "selector_top_k": TOP_K,
-        },
-    }
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+             "head_dim", "vocab_size")  # fmt: skip
+    return (
+        _common()
+        | {name: target[name] for name in names if name in target}
+        | {
+            "architectures": ["DFlash2DraftModel"],
+            "model_type": "qwen3",
+            "num_hidden_layers": DRAFT_LAYERS,
+            "num_target_layers": layers,
+            "block_size": num_speculative_tokens + 1,
+            "dflash_config": {
+                "mask_token_id": 3,
+                "target_layer_ids": [1 + step * i for i in range(DRAFT_LAYERS)],
+                "conv_kernel_size": TAPS,
+                "conv_group_size": GROUP,
+                "selector_rank": RANK,
+                "selector_top_k": TOP_K,
+            },
+        }
+    )
 
 
 def drafter_weights(config: dict[str, Any], device: str) -> dict[str, torch.Tensor]:
     """Random bf16 tensors under the names a DFlash2 checkpoint has."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * HEAD_DIM
-    keys = config["num_key_value_heads"] * HEAD_DIM
+    head, vocab = config["head_dim"], config["vocab_size"]
+    queries = config["num_attention_heads"] * head
+    keys = config["num_key_value_heads"] * head
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*size: int, std: float = 0.02) -> torch.Tensor:
@@ -100,8 +167,8 @@ def drafter_weights(config: dict[str, Any], device: str) -> dict[str, torch.Tens
         "hidden_norm.weight": ones(hidden),
         "norm.weight": ones(hidden),
         "candidate_selector.hidden_projection.weight": random(RANK, hidden),
-        "candidate_selector.predecessor_codebook": random(VOCAB, RANK),
-        "candidate_selector.successor_codebook": random(VOCAB, RANK),
+        "candidate_selector.predecessor_codebook": random(vocab, RANK),
+        "candidate_selector.successor_codebook": random(vocab, RANK),
     }
     for layer in range(config["num_hidden_layers"]):
         name = f"layers.{layer}."
@@ -110,8 +177,8 @@ def drafter_weights(config: dict[str, Any], device: str) -> dict[str, torch.Tens
             f"{name}self_attn.k_proj.weight": random(keys, hidden),
             f"{name}self_attn.v_proj.weight": random(keys, hidden),
             f"{name}self_attn.o_proj.weight": random(hidden, queries),
-            f"{name}self_attn.q_norm.weight": ones(HEAD_DIM),
-            f"{name}self_attn.k_norm.weight": ones(HEAD_DIM),
+            f"{name}self_attn.q_norm.weight": ones(head),
+            f"{name}self_attn.k_norm.weight": ones(head),
             f"{name}mlp.gate_proj.weight": random(inner, hidden),
             f"{name}mlp.up_proj.weight": random(inner, hidden),
             f"{name}mlp.down_proj.weight": random(hidden, inner),
@@ -150,3 +217,19 @@ def write_pair(
         PostDraftEstimator(hidden, RANK),
     )
     return target, drafter
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="gets `target` and `drafter`")
+    parser.add_argument("--shape", choices=sorted({**QWEN3, **HYBRID}), required=True)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with one")
+    parser.add_argument("--tokens", type=int, default=15, help="K")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for path in write_pair(args.folder, args.shape, args.tokenizer, args.tokens, device):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,7 @@ LIMITS = ("--dtype", "float32", "--max-model-len", 256, "--max-num-seqs", 4,
 
 def run(module: str, *arguments: object) -> str:
     """Standard output of a benchmark module; RuntimeError with the end of its log if it fails."""
+    started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
@@ -37,6 +38,7 @@ def run(module: str, *arguments: object) -> str:
     )
     if done.returncode:
         raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    print(f"{module}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     return done.stdout
 
 
@@ -150,7 +152,10 @@ def others(pair: Path, folder: Path, seconds: float) -> dict[str, Any]:
         for job in (*jobs, held):
             job.result()
     page = folder / "page"
-    run("forespark.benchmarks.report", "--results", folder, "--out", page)
+    run(
+        "forespark.benchmarks.report", "--results", folder, "--out", page,
+        "--evidence", folder / "evidence.json", "--device", "cpu",
+    )  # fmt: skip
     report: dict[str, Any] = json.loads((page / "report.json").read_text())
     return report | {"figures": sorted(file.name for file in page.glob("*.png"))}
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from forespark.benchmarks import stages
 from forespark.benchmarks.closed_loop import ClosedLoop, add_engine_arguments, start, use_policy
+from forespark.benchmarks.engine import cache_room
 from forespark.benchmarks.provenance import provenance
 
 
@@ -29,9 +30,12 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
         "method": args.method,
         "verify_per_req": args.verify_per_req,
         "ready_s": time.perf_counter() - started,
+        "additional_config": args.additional_config,
+        "cache_room": llm.collective_rpc(cache_room)[0],
         "provenance": provenance(args),
         "rows": [],
     }
+    print("cache room: {tokens:.0f} tokens, {requests:.1f} requests".format(**record["cache_room"]))
     loop = ClosedLoop(llm, prompts, args.max_tokens)
     for policy in args.policies if args.method == "forespark" else [args.method]:
         if args.method == "forespark":

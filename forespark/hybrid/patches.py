@@ -23,15 +23,14 @@ def _check_config(original: Callable[..., Any]) -> Callable[..., Any]:
     return _validate_batch_sharded_sampling
 
 
-def _install_in_worker(original: Callable[..., Any]) -> Callable[..., Any]:
+def _install_in_worker(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if gdn_layers(self.vllm_config):
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        if gdn_layers(vllm_config):
             install()
-        return result
+        original(self, vllm_config, *args, **kwargs)
 
-    return init_worker
+    return __init__
 
 
 def _with_commits(original: Callable[..., None]) -> Callable[..., None]:
@@ -75,9 +74,10 @@ def host_patches() -> list[Patch]:
             wrap=_check_config,
         ),
         Patch(
-            "vllm.v1.worker.worker_base:WorkerWrapperBase",
-            "init_worker",
-            "the worker's plugins are loaded here: the last moment to replace a layer",
+            "vllm.v1.worker.worker_base:WorkerBase",
+            "__init__",
+            "called after a worker process has loaded its plugins, before it makes any layer: "
+            "replace the layer",
             wrap=_install_in_worker,
         ),
     ]

@@ -6,10 +6,15 @@ The always-run part is small; FORESPARK_LONG=1 runs 64 prompts of 64 tokens unde
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import LONG, PROMPTS, TOKENS, run_job
+from forespark.benchmarks.shapes import write_pair
+from forespark.benchmarks.smoke import LIMITS, write_prompts
+from forespark.benchmarks.smoke import run as run_module
+from harness import LONG, PAIR, PROMPTS, TOKENS, run_job
 
 pytestmark = pytest.mark.engine
 
@@ -67,3 +72,21 @@ def test_a_small_cache_preempts() -> None:
 def test_states_without_commits_change_the_text() -> None:
     """The comparison above must be able to fail: the layers' states are in the text."""
     assert run("no commits")["texts"] != run("target")["texts"]
+
+
+def test_workers_of_their_own_process_serve_it_too(tmp_path: Path) -> None:
+    """Catches a layer that is replaced only where engine and worker share a process. Also what a
+    step costs and what the cache leaves room for, on a shape with random weights."""
+    target, drafter = write_pair(tmp_path, "hybrid-tiny", PAIR / "target", 7)
+    out = tmp_path / "steps.json"
+    run_module(
+        "forespark.benchmarks.step_profile", "--target", target, "--drafter", drafter,
+        "--tokens", 7, *LIMITS, "--load-format", "dummy", "--policies", "joint", "--loads", 2,
+        "--prompts", write_prompts(tmp_path)["prompts"], "--max-tokens", 32,
+        "--warm-up", 1, "--seconds", 1, "--out", out,
+    )  # fmt: skip
+    record = json.loads(out.read_text())
+    assert record["cache_room"]["tokens"] > 256
+    row = record["rows"][0]
+    # Split on the device: without the layer nothing is planned and every step drafts 7.
+    assert row["split"] > 0 and row["distribute"] > 0 and row["steps"] > 5
