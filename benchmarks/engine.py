@@ -46,6 +46,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action="store_true")
     parser.add_argument("--load-format")
+    parser.add_argument("--latency", type=Path, help="artifact instead of measuring at the start")
     parser.add_argument("--additional-config", type=json.loads, default={}, help="vLLM's, JSON")
     parser.add_argument("--blocks", type=int, help="KV cache blocks, for a small machine")
     parser.add_argument("--out", type=Path, required=True)
@@ -62,6 +63,9 @@ def check(args: argparse.Namespace) -> None:
     high = [load for load in args.loads if not 1 <= load <= args.max_num_seqs]
     if high:
         raise ValueError(f"--loads: {high} must be 1..{args.max_num_seqs} (--max-num-seqs)")
+    artifact = getattr(args, "latency", None)
+    if artifact is not None and not artifact.is_file():
+        raise ValueError(f"--latency: {artifact} is no file; write it with `forespark profile`")
     if args.method == "forespark":
         for name in args.policies:
             policy, _, length = name.partition(":")
@@ -90,6 +94,8 @@ def speculative(args: argparse.Namespace) -> dict[str, Any] | None:
             # An engine that starts with `full` has vLLM's drafter, which cannot change.
             first = next((name for name in args.policies if name != "full"), "full")
             policy = first.partition(":")[0]
+            if args.latency is not None:
+                base["latency"] = {"artifact": str(args.latency)}
             return {"method": "forespark", "scheduler": {"policy": policy}, **base}
         case "dflash":
             return {"method": "dflash", **base}

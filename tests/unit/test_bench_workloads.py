@@ -91,6 +91,7 @@ def arguments(**changed: Any) -> argparse.Namespace:
         ({"loads": [1, 9]}, r"--loads: \[9\] must be 1..8 \(--max-num-seqs\)"),
         ({"policies": ["joint:3"]}, "--policies: 'joint:3' is unknown"),
         ({"drafter": None}, "--drafter: --method forespark needs one"),
+        ({"latency": Path("none.json")}, "--latency: none.json is no file"),
         ({"repeats": 0}, "--repeats: 0 must be at least 1"),
         ({"temperature": -1.0}, "--temperature: -1.0 must be at least 0"),
     ],
