@@ -24,6 +24,14 @@ COUNTERS = (
     "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens",
 )  # fmt: skip
 
+# vLLM's own methods: full blocks, or trimmed by adaptive verification.
+STOCK: dict[str, dict[str, Any]] = {
+    "dflash": {"method": "dflash"},
+    "dflash_adaptive": {"method": "dflash", "enable_adaptive_verification": True},
+    "dspark": {"method": "dspark"},
+    "dspark_adaptive": {"method": "dspark", "enable_adaptive_verification": True},
+}
+
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Engine, policies, loads, prompts and times: what every run in one engine takes."""
@@ -31,7 +39,10 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", type=Path)
     parser.add_argument("--tokens", type=int, default=15, help="K")
     parser.add_argument(
-        "--method", choices=["off", "forespark", "dflash", "dflash_adaptive"], default="forespark"
+        "--method",
+        choices=["off", "forespark", *STOCK],
+        default="forespark",
+        help="stock methods need a checkpoint of their kind as --drafter",
     )
     parser.add_argument("--policies", type=lambda s: s.split(","), default=["joint"])
     parser.add_argument("--loads", type=lambda s: [int(n) for n in s.split(",")], default=[1, 8])
@@ -97,11 +108,8 @@ def speculative(args: argparse.Namespace) -> dict[str, Any] | None:
             if args.latency is not None:
                 base["latency"] = {"artifact": str(args.latency)}
             return {"method": "forespark", "scheduler": {"policy": policy}, **base}
-        case "dflash":
-            return {"method": "dflash", **base}
-        case "dflash_adaptive":
-            return {"method": "dflash", "enable_adaptive_verification": True, **base}
-    raise ValueError(f"--method: {args.method} is unknown")
+        case name:
+            return {**STOCK[name], **base}
 
 
 def start_engine(args: argparse.Namespace, *, prefix_caching: bool, **more: Any) -> Any:

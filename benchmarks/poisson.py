@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from forespark.benchmarks.engine import STOCK
 from forespark.benchmarks.held import guarded, held_record, save, settings
 from forespark.benchmarks.provenance import provenance
 from forespark.benchmarks.slo import LEVEL, Slo, attainment, capacity, latencies
@@ -29,24 +30,21 @@ KEPT = ("completed", "failed", "duration", "request_throughput", "output_through
 
 
 def speculative(method: str, drafter: Path, tokens: int) -> list[str]:
-    """Server flags of a method: `off`, `dflash`, `dflash_adaptive` or a ForeSpark policy.
+    """Server flags of a method: `off`, one of `STOCK`, or a ForeSpark policy.
 
     `batchwise:N` drafts N tokens for everyone.
     """
     base: dict[str, Any] = {"model": str(drafter), "num_speculative_tokens": tokens}
-    match method:
-        case "off":
-            return []
-        case "dflash":
-            base |= {"method": "dflash"}
-        case "dflash_adaptive":
-            base |= {"method": "dflash", "enable_adaptive_verification": True}
-        case _:
-            policy, _, length = method.partition(":")
-            scheduler: dict[str, Any] = {"policy": policy}
-            if length:
-                scheduler["batchwise_schedule"] = [[10**6, int(length)]]
-            base |= {"method": "forespark", "scheduler": scheduler}
+    if method == "off":
+        return []
+    if method in STOCK:
+        base |= STOCK[method]
+    else:
+        policy, _, length = method.partition(":")
+        scheduler: dict[str, Any] = {"policy": policy}
+        if length:
+            scheduler["batchwise_schedule"] = [[10**6, int(length)]]
+        base |= {"method": "forespark", "scheduler": scheduler}
     return ["--speculative-config", json.dumps(base)]
 
 
