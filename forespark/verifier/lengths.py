@@ -71,4 +71,7 @@ def select_either(
         except ValueError:
             return original(backend, exact, *args, **kwargs)
 
+    for name in ("cache_clear", "cache_info"):  # it is a cached function, and stays one
+        if hasattr(original, name):
+            setattr(select, name, getattr(original, name))
     return select
