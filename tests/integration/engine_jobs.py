@@ -170,7 +170,8 @@ def churn(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def parity(task: dict[str, Any]) -> dict[str, Any]:
-    """Drafts of constant length d = 1..K: of one packed engine, and of a stock engine for each."""
+    """Drafts of constant length d = 1..K: of one packed engine, and of a stock engine for each of
+    `lengths`."""
     from forespark.scheduler.policies import make_policy
 
     first = {"policy": "batchwise", "scheduler": {"batchwise_schedule": [[512, K]]}}
@@ -182,7 +183,7 @@ def parity(task: dict[str, Any]) -> dict[str, Any]:
         runner_of(llm).speculator.planner.policy = policy
         packed[length] = _drafts_of(llm, log, task)
         captured += _with_text(capture, packed[length])
-    for length in range(1, K + 1):
+    for length in task["lengths"]:
         del llm
         gc.collect()
         llm = engine({**task, "policy": "stock", "tokens": length}, max_num_seqs=8)

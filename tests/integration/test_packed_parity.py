@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from harness import K, code_prompts
+from harness import LONG, K, code_prompts
 
 pytestmark = pytest.mark.engine
 
 TOKENS = 28
-DRAFTS = {"prompts": code_prompts(8), "max_tokens": TOKENS}
+LENGTHS = list(range(1, K + 1)) if LONG else [1, 2, 4, K]  # each is an engine of its own
+DRAFTS = {"prompts": code_prompts(8), "max_tokens": TOKENS, "lengths": LENGTHS}
 Drafts = dict[str, list[list[Any]]]  # of each prompt: [context length, tokens emitted, draft]
 
 
@@ -38,7 +39,7 @@ def cut_short(packed: Drafts, stock: dict[str, Any], length: int) -> int:
     for index, drafts in packed.items():
         for total, _, row in drafts:
             drafted = [token for token in row if token >= 0]
-            if not 0 < len(drafted) < length:
+            if not 0 < len(drafted) < length or len(drafted) not in LENGTHS:
                 continue
             same_length = stock[str(len(drafted))]["drafts"][index]
             there = {place: stock_row for place, _, stock_row in same_length}
@@ -56,9 +57,9 @@ def test_packed_drafts_are_stock_drafts_of_their_length(
     found = engine_job("parity", **DRAFTS)
     packed, stock = found["packed"], found["stock"]
     short = 0
-    for length in range(1, K + 1):
+    for length in LENGTHS:
         ours, theirs = packed[str(length)], stock[str(length)]
         assert ours["texts"] == theirs["texts"], length
         check_full_length(ours["drafts"], theirs["drafts"], length)
         short += cut_short(ours["drafts"], stock, length)
-    assert short >= 10
+    assert short >= (10 if LONG else 5)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 
 PROMPTS = code_prompts(12)
 TOKENS = 40
-STEPS = 2000 if LONG else 200
+STEPS = 2000 if LONG else 150
 GPU_STEPS = 5000
 TASK = {
     "policy": "joint",
